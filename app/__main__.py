@@ -1,0 +1,122 @@
+"""The commands: serve, build, check, report."""
+
+import os
+import signal
+
+# Before anything slow is imported: as process 1 of a container the kernel ignores a signal without a handler.
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+
+import json
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from app.errors import SettingsError, WarmgateError
+
+cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+
+Config = Annotated[Path, typer.Option("--config", help="The YAML file.")]
+Assignments = Annotated[list[str] | None, typer.Option("--set", help="a.b=value; wins over file and environment.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class LogFormat(StrEnum):
+    """How a server tells what happens."""
+
+    AUTO = "auto"
+    TEXT = "text"
+    JSON = "json"
+
+
+Format = Annotated[LogFormat, typer.Option("--log-format", help="auto: text on a terminal, JSON lines elsewhere.")]
+
+
+@cli.command()
+def serve(config: Config, assignments: Assignments = None, log_format: Format = LogFormat.AUTO) -> None:
+    """Run the sidecar until SIGTERM."""
+    from app import settings
+
+    loaded = settings.load(config, assignments or [])
+    from app import logs, server
+    from app.console import JsonConsole, TextConsole
+
+    people = log_format is LogFormat.TEXT or (log_format is LogFormat.AUTO and sys.stdout.isatty())
+    logs.configure(people)
+    server.leave(server.serve(loaded, TextConsole() if people else JsonConsole()))
+
+
+@cli.command()
+def build(config: Config, assignments: Assignments = None, as_json: AsJson = False) -> None:
+    """Build the compile artifact and exit; reads no weights, only the checkpoint's headers."""
+    from app import commands, settings
+
+    _finish(commands.build(settings.load(config, assignments or []), _teller(as_json)), as_json)
+
+
+@cli.command()
+def check(config: Config, assignments: Assignments = None, as_json: AsJson = False) -> None:
+    """Validate configuration, checkpoint and artifact without loading weights; print the plan."""
+    from app import commands, settings
+
+    _finish(commands.check(settings.load(config, assignments or []), _teller(as_json)), as_json)
+
+
+@cli.command()
+def report(
+    file: Annotated[Path, typer.Argument(help="A start report.")],
+    file2: Annotated[Path | None, typer.Argument(help="Another, to compare with.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a start report as text, or compare two."""
+    from app import report as reports
+
+    documents = [_read_report(one) for one in (file, file2) if one is not None]
+    if as_json:
+        print(json.dumps(documents[0] if len(documents) == 1 else documents))
+    elif len(documents) == 1:
+        print(reports.render(documents[0]))
+    else:
+        print(reports.compare(*documents))
+
+
+def _read_report(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{file} cannot be read as a start report: {error}") from error
+    if not isinstance(found, dict) or "stages" not in found:
+        raise SettingsError(f"{file} is no start report: it has no stages; `curl …/status` or report.file writes one")
+    return found
+
+
+def _teller(as_json: bool) -> Callable[[Any], None]:
+    """Show stages on standard error, so that standard output holds the answer alone."""
+    from app.console import line
+
+    return lambda view: None if as_json or view.end_s is None else print(line(view), file=sys.stderr, flush=True)
+
+
+def _finish(document: dict[str, Any], as_json: bool) -> None:
+    import yaml
+
+    print(json.dumps(document) if as_json else yaml.safe_dump(document, sort_keys=False, width=110).rstrip())
+    sys.stdout.flush()
+    os._exit(0)  # the device thread, a daemon, may not outlive the interpreter it is running in
+
+
+def main() -> None:
+    """Run the command line; a known error is told on standard error and becomes the exit code."""
+    try:
+        cli()
+    except WarmgateError as error:
+        shown = {"error": str(error), "kind": type(error).__name__, "exit_code": error.exit_code}
+        print(json.dumps(shown) if "--json" in sys.argv else f"warmgate: {error}", file=sys.stderr, flush=True)
+        os._exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Compile artifacts: plans and kernels on disk, sealed once, verified before anything in them is loaded."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.identity import ArtifactIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What one cache layer said; `result` is hit, miss, rejected or bypass."""
+
+    name: str
+    result: str
+    why: str = ""
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A sealed directory whose identity, sizes and hashes have been verified."""
+
+    path: Path
+    identity: ArtifactIdentity
+    content: Mapping[str, Any]
+
+    @property
+    def golden_directory(self) -> Path:
+        """Where proven answers for this code are kept, one file for each set of weights."""
+        return self.path.with_name(f"{self.path.name}.golden")
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """An artifact of exactly this identity was found and verified."""
+
+    artifact: Artifact
+    layers: tuple[Layer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """No usable artifact: why, and how the nearest one differs."""
+
+    identity: ArtifactIdentity
+    why: str
+    layers: tuple[Layer, ...] = ()
+    differences: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """Code to open: restored as it was found, or built by this start."""
+
+    artifact: Artifact
+    outcome: str
+    layers: tuple[Layer, ...]
+    differences: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Uncompiled:
+    """The module runs as it is written, and why."""
+
+    why: str
+    layers: tuple[Layer, ...] = ()
+    differences: tuple[str, ...] = ()

@@ -1,0 +1,78 @@
+"""The directory of sealed artifacts: find by identity, publish by rename, set aside what is damaged."""
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from app.artifacts import Artifact, Layer, Missed, Restored
+from app.artifacts.seal import MANIFEST, sync, verify
+from app.errors import ArtifactError
+from app.identity import ArtifactIdentity
+
+_BUILDING = ".building-"
+_REJECTED = ".rejected-"
+
+
+class Store:
+    """Artifacts under one directory, one subdirectory for each identity."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def find(self, identity: ArtifactIdentity) -> Restored | Missed:
+        """Return the verified artifact of this identity, or why there is none and how the nearest one differs."""
+        directory = self.path / identity.key()
+        if not directory.is_dir():
+            nearest = min(self._differences(identity), key=len, default=())
+            why = f"built for another {nearest[0]}" if nearest else f"nothing stored in {self.path}"
+            return Missed(identity, why, (Layer("sealed-artifact", "miss", why),), nearest)
+        found = verify(directory, identity)
+        if isinstance(found, Artifact):
+            return Restored(found, (Layer("sealed-artifact", "hit", count=len(found.content["files"])),))
+        self._set_aside(directory)
+        return Missed(identity, f"damaged artifact: {found}", (Layer("sealed-artifact", "rejected", found),))
+
+    def _differences(self, identity: ArtifactIdentity) -> Iterator[tuple[str, ...]]:
+        """Yield how each stored artifact differs, told as stored → wanted."""
+        for manifest in self.path.glob(f"*/{MANIFEST}"):
+            if manifest.parent.name.startswith("."):
+                continue
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+                yield ArtifactIdentity(json.loads(manifest.read_bytes())["identity"]).differences(identity)
+
+    def _set_aside(self, directory: Path) -> None:
+        """Keep damaged code for whoever wants to know why, out of the way of a rebuild; a read-only store keeps it."""
+        with contextlib.suppress(OSError):
+            directory.rename(self.path / f"{_REJECTED}{directory.name[:12]}-{time.time_ns()}")
+
+    @contextlib.contextmanager
+    def workspace(self) -> Iterator[Path]:
+        """Give a private directory on the store's file system; whatever is left of it is removed."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            directory = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=self.path))
+        except OSError as error:
+            raise ArtifactError(
+                f"compile.artifacts = {self.path} cannot be written: {error.strerror}; give a writable directory"
+            ) from error
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def publish(self, directory: Path, identity: ArtifactIdentity) -> Artifact:
+        """Move a sealed directory to its place at once; another process's artifact of the same identity is kept."""
+        target = self.path / identity.key()
+        # Another pod may have published the same identity meanwhile: rename refuses, and theirs is as good.
+        with contextlib.suppress(FileExistsError, OSError if target.is_dir() else FileExistsError):
+            os.rename(directory, target)  # noqa: PTH104 - Path.rename would do the same; the errno matters here
+        sync(self.path)
+        found = verify(target, identity)
+        if isinstance(found, str):
+            raise ArtifactError(f"the artifact just published at {target} is damaged: {found}; check the disk")
+        return found

@@ -1,0 +1,153 @@
+"""Dimensions, buckets, and which of them answers for a shape (pure arithmetic, no tensors)."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+Sizes = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """A symbolic dimension: its promised range and the sizes that are warmed."""
+
+    name: str
+    min: int
+    max: int
+    buckets: tuple[int, ...]
+
+    @property
+    def fixed(self) -> bool:
+        """Only one size is possible."""
+        return self.min == self.max
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One warmed combination of sizes, in the order of the configured dimensions."""
+
+    sizes: tuple[tuple[str, int], ...]
+    required: bool = True
+
+    @property
+    def name(self) -> str:
+        """The public name, as in metrics and reports: `batch=1,sequence=32`."""
+        return ",".join(f"{name}={size}" for name, size in self.sizes)
+
+    @property
+    def volume(self) -> int:
+        """Product of the sizes: the cost order of buckets."""
+        return math.prod(size for _, size in self.sizes)
+
+    def holds(self, sizes: Sizes) -> bool:
+        """Every size fits into this bucket."""
+        return all(sizes[name] <= limit for name, limit in self.sizes)
+
+
+def cross(dimensions: Sequence[Dimension]) -> tuple[Bucket, ...]:
+    """Return every combination of bucket sizes, smallest first."""
+    combinations = itertools.product(*([(d.name, size) for size in d.buckets] for d in dimensions))
+    return tuple(sorted((Bucket(sizes) for sizes in combinations), key=lambda bucket: bucket.volume))
+
+
+class Kind(StrEnum):
+    """How a shape is served."""
+
+    EXACT = "exact"  # a bucket of just this shape
+    DYNAMIC = "dynamic"  # between buckets, by code that holds for the whole range
+    PADDED = "padded"  # padded up to the bucket and sliced back
+    UNCOVERED = "uncovered"  # larger than every bucket: run as it is, outside the warmed range, and counted
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The answer for one shape: how it is served, by which bucket, at which sizes it runs, which share is padding."""
+
+    kind: Kind
+    bucket: Bucket | None
+    sizes: tuple[tuple[str, int], ...]
+    padding: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """No covered way to serve a shape; `why` names the nearest covered ones.
+
+    `impossible`: outside the declared range whatever the policy, so not a matter of coverage.
+    """
+
+    why: str
+    impossible: bool
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Which shapes are promised.
+
+    A shape is covered when it fits into a warmed bucket: run as it is by an engine whose code holds for the whole
+    range (`dynamic`), padded to the bucket by one that only knows its buckets. Everything else inside the declared
+    range is uncovered and falls under `policy`.
+    """
+
+    dimensions: tuple[Dimension, ...]
+    buckets: tuple[Bucket, ...]
+    dynamic: bool
+    policy: str
+
+    @cached_property
+    def _by_sizes(self) -> dict[tuple[tuple[str, int], ...], Bucket]:
+        return {bucket.sizes: bucket for bucket in self.buckets}
+
+    def route(self, sizes: Sizes) -> Route | Refusal:
+        """Return how these sizes are served, or why they are not."""
+        if outside := self._outside(sizes):
+            return Refusal(outside, impossible=True)
+        exact = tuple((dimension.name, sizes[dimension.name]) for dimension in self.dimensions)
+        if bucket := self._by_sizes.get(exact):
+            return Route(Kind.EXACT, bucket, exact)
+        bucket = min((b for b in self.buckets if b.holds(sizes)), key=lambda b: b.volume, default=None)
+        if bucket and self.dynamic:
+            return Route(Kind.DYNAMIC, bucket, exact)
+        if bucket and self.policy == "pad":
+            padding = 1.0 - math.prod(size for _, size in exact) / bucket.volume
+            return Route(Kind.PADDED, bucket, bucket.sizes, padding)
+        if self.dynamic and self.policy != "reject":
+            return Route(Kind.UNCOVERED, None, exact)
+        return Refusal(self._uncovered(sizes), impossible=False)
+
+    def _outside(self, sizes: Sizes) -> str:
+        wrong = [
+            f"{d.name} is {sizes[d.name]}, allowed are {d.min} to {d.max}"
+            for d in self.dimensions
+            if not d.min <= sizes[d.name] <= d.max
+        ]
+        return "; ".join(wrong)
+
+    def _uncovered(self, sizes: Sizes) -> str:
+        asked = _text({d.name: sizes[d.name] for d in self.dimensions})
+        return f"shape {asked} is not covered; nearest covered: {self._nearest(sizes)}"
+
+    def _nearest(self, sizes: Sizes) -> str:
+        def distance(bucket: Bucket) -> float:
+            return sum(abs(size - sizes[name]) / max(size, sizes[name], 1) for name, size in bucket.sizes)
+
+        return " or ".join(bucket.name for bucket in sorted(self.buckets, key=distance)[:2])
+
+    def rows(self) -> list[dict[str, str]]:
+        """Say for every bucket, the space between and the space beyond, how a shape there is served."""
+        rows = [{"shapes": b.name, "served": str(Kind.EXACT), "by": b.name} for b in self.buckets]
+        largest = {d.name: max(dict(b.sizes)[d.name] for b in self.buckets) for d in self.dimensions}
+        between = Kind.DYNAMIC if self.dynamic else Kind.PADDED if self.policy == "pad" else "rejected"
+        rows.append({"shapes": f"within {_text(largest)}", "served": str(between), "by": "the smallest that holds it"})
+        if any(largest[d.name] < d.max for d in self.dimensions):
+            beyond = Kind.UNCOVERED if self.dynamic and self.policy != "reject" else "rejected"
+            limit = _text({d.name: d.max for d in self.dimensions})
+            rows.append({"shapes": f"beyond, within {limit}", "served": str(beyond), "by": f"policy {self.policy}"})
+        return rows
+
+
+def _text(sizes: Sizes) -> str:
+    return ",".join(f"{name}={size}" for name, size in sizes.items())

@@ -1,0 +1,119 @@
+"""Export the skeleton with dynamic dimensions and build AOTInductor packages with external constants."""
+
+import shutil
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from app.buckets import Bucket
+from app.errors import ArtifactError
+from app.samples import sample_inputs
+from app.settings import Settings
+from app.weights import Skeleton
+from app.weights.skeleton import build_skeleton
+
+CONSTANTS = "constants.safetensors"
+
+
+def build_payload(settings: Settings, directory: Path, cache: Path, tell: Callable[[], None]) -> dict[str, Any]:
+    """Fill `directory` with packages and the constants that no checkpoint holds; return the manifest's content."""
+    if shutil.which("g++") is None and shutil.which("c++") is None and shutil.which("clang++") is None:
+        raise ArtifactError("no C++ compiler on this machine (g++): restore a built artifact, or install one")
+    torch.set_num_threads(settings.device.threads or torch.get_num_threads())
+    tell()
+    skeleton = build_skeleton(settings.model)
+    constants = {n: b for n, b in skeleton.module.named_buffers(remove_duplicate=False) if not b.is_meta}
+    constants |= {n: p for n, p in skeleton.module.named_parameters(remove_duplicate=False) if not p.is_meta}
+    _give_memory(skeleton.module)
+    tell()
+    packages = []
+    buckets: tuple[Bucket | None, ...] = settings.buckets if settings.compile.specialize == "bucket" else (None,)
+    for number, bucket in enumerate(buckets):
+        program = _export(settings, skeleton.module, bucket)
+        tell()
+        library = f"model-{number}.so"
+        _compile(program, cache / f"{number}.pt2", directory / library)
+        names = _constant_names(directory / library)
+        constants |= {n: program.constants[n] for n in names.values() if n in program.constants and n not in constants}
+        packages.append({"library": library, "bucket": bucket and bucket.name, "constants": names})
+    tell()
+    _check_known(skeleton, packages, constants)
+    save_file({name: tensor.detach().clone().contiguous() for name, tensor in constants.items()}, directory / CONSTANTS)
+    tell()
+    return {"packages": packages, "model": skeleton.table.as_json(), "constants": sorted(constants)}
+
+
+def _give_memory(module: nn.Module) -> None:
+    """Replace meta parameters by memory that is never touched: the compiler asks for strides and devices, not values.
+
+    Tied parameters stay one object, since the exported graph must see them as one.
+    """
+    made: dict[int, nn.Parameter] = {}
+    for part in module.modules():
+        for name, old in part._parameters.items():
+            if old is None or not old.is_meta:
+                continue
+            if id(old) not in made:
+                empty = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype)
+                made[id(old)] = nn.Parameter(empty, requires_grad=False)
+            part._parameters[name] = made[id(old)]
+
+
+def _export(settings: Settings, module: nn.Module, bucket: Bucket | None) -> Any:
+    sizes = dict(bucket.sizes) if bucket else _example_sizes(settings)
+    arrays = sample_inputs(settings.input_specs, sizes, seed="export")
+    arguments = tuple(torch.from_numpy(array) for array in arrays.values())
+    symbols = {} if bucket else {
+        d.name: torch.export.Dim(d.name, min=d.min, max=d.max) for d in settings.symbolic if not d.fixed
+    }
+    dynamic = tuple(
+        {axis: symbols[size] for axis, size in enumerate(spec.shape) if isinstance(size, str) and size in symbols}
+        for spec in settings.input_specs
+    )
+    with torch.no_grad():
+        return torch.export.export(module, arguments, dynamic_shapes=dynamic if symbols else None, strict=False)
+
+
+def _example_sizes(settings: Settings) -> Mapping[str, int]:
+    """Sizes that no rule of the exporter takes for a constant: above one and different from each other."""
+    sizes: dict[str, int] = {}
+    for dimension in settings.symbolic:
+        choices = [*reversed(dimension.buckets), *range(min(dimension.max, dimension.min + 64), dimension.min - 1, -1)]
+        free = [size for size in choices if size > 1 and size not in sizes.values()]
+        sizes[dimension.name] = free[0] if free else dimension.max
+    return sizes
+
+
+def _compile(program: Any, package: Path, library: Path) -> None:
+    import torch._inductor
+
+    package.parent.mkdir(parents=True, exist_ok=True)
+    # External constants: the code is one for every set of weights, and the weights exist once in memory.
+    options = {"aot_inductor.package_constants_in_so": False}
+    torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=options)
+    with zipfile.ZipFile(package) as archive:
+        # Unpacked once here: package loaders unzip into a temporary directory at every start.
+        members = [name for name in archive.namelist() if name.endswith(".wrapper.so")]
+        if len(members) != 1:
+            raise ArtifactError(f"the package holds {len(members)} libraries, expected one: {archive.namelist()}")
+        with archive.open(members[0]) as source, library.open("wb") as target:
+            shutil.copyfileobj(source, target)
+    library.chmod(0o755)
+
+
+def _constant_names(library: Path) -> dict[str, str]:
+    """Return the library's own names of its constants → names in the module."""
+    runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
+    return dict(runner.get_constant_names_to_original_fqns())
+
+
+def _check_known(skeleton: Skeleton, packages: list[dict[str, Any]], constants: Mapping[str, Any]) -> None:
+    known = {tensor.name for tensor in skeleton.table.tensors} | constants.keys()
+    for package in packages:
+        if unknown := sorted(set(package["constants"].values()) - known):
+            raise ArtifactError(f"the compiled code wants {', '.join(unknown)}, which neither model nor export holds")

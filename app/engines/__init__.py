@@ -1,0 +1,29 @@
+"""Engines: one file each; an engine runs the model on tensors that are already on the device."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, Self
+
+from app.artifacts import Artifact
+from app.buckets import Bucket
+from app.weights import LoadedModel
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Engine(Protocol):
+    """Something that runs the model; used on the device lane only."""
+
+    plugin: bool
+    name: str
+
+    @classmethod
+    def open(cls, model: LoadedModel, artifact: Artifact | None) -> Self:
+        """Bind weights by reference and return the engine; raises ArtifactError."""
+
+    @property
+    def dynamic(self) -> bool:
+        """The code holds for every shape in the declared range, not only for the buckets."""
+
+    def run(self, inputs: Sequence["Tensor"], bucket: Bucket | None) -> Sequence["Tensor"]:
+        """Run contiguous inputs in call order; returns the outputs in the order the model gives them."""

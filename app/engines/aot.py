@@ -1,0 +1,67 @@
+"""AOTInductor packages opened by the container runner: no Dynamo, no compiler, weights by reference."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors.torch import load_file
+
+from app.artifacts import Artifact
+from app.buckets import Bucket
+from app.errors import ArtifactError
+from app.weights import LoadedModel
+
+CONSTANTS = "constants.safetensors"
+
+
+class AotEngine:
+    """Compiled packages: one for the whole range, or one a bucket."""
+
+    plugin = True
+    name = "aot"
+
+    def __init__(self, runners: Mapping[str | None, Any], kept: object) -> None:
+        self._runners = runners
+        self._kept = kept  # the runners hold bare pointers into these tensors
+
+    @classmethod
+    def open(cls, model: LoadedModel, artifact: Artifact | None) -> Self:
+        """Open every package and give it its constants; raises ArtifactError when one is unknown.
+
+        Without its constants the first run of a package is a segmentation fault, so all names are checked first.
+        """
+        if artifact is None:
+            raise ArtifactError("the aot engine needs an artifact")
+        constants = {**load_file(artifact.path / CONSTANTS), **model.tensors}
+        runners: dict[str | None, Any] = {}
+        for package in artifact.content["packages"]:
+            runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(artifact.path / package["library"]), 1)
+            bound = _match(runner.get_constant_names_to_original_fqns(), constants, artifact.path / package["library"])
+            # use_inactive False, validate_full_updates True, user_managed True: pointers are stored, nothing is copied.
+            runner.update_constant_buffer(bound, False, True, True)
+            runners[package["bucket"]] = runner
+        return cls(runners, constants)
+
+    @property
+    def dynamic(self) -> bool:
+        """One package for the whole range."""
+        return None in self._runners
+
+    def run(self, inputs: Sequence[torch.Tensor], bucket: Bucket | None) -> Sequence[torch.Tensor]:
+        """Run the package of the bucket, or the one for the whole range."""
+        runner = self._runners[None if self.dynamic or bucket is None else bucket.name]
+        outputs: Sequence[torch.Tensor] = runner.run(list(inputs))
+        return outputs
+
+
+def _match(names: Mapping[str, str], constants: Mapping[str, torch.Tensor], library: Path) -> dict[str, torch.Tensor]:
+    lacking = sorted(name for name in names.values() if name not in constants)
+    if lacking:
+        raise ArtifactError(f"{library} wants constants that nothing holds: {', '.join(lacking)}; build it anew")
+    return {own: constants[name] for own, name in names.items()}
+
+
+def stored_constants(artifact: Artifact) -> dict[str, torch.Tensor]:
+    """Return the values that travel with the artifact because no checkpoint holds them."""
+    return load_file(artifact.path / CONSTANTS)

@@ -1,0 +1,42 @@
+"""The module as it is written: the reference for every other engine, and the declared fallback."""
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import nn
+from torch.utils import _pytree
+
+from app.artifacts import Artifact
+from app.buckets import Bucket
+from app.errors import ArtifactError
+from app.weights import LoadedModel
+
+
+class EagerEngine:
+    """Calls the module."""
+
+    plugin = True
+    name = "eager"
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    @classmethod
+    def open(cls, model: LoadedModel, artifact: Artifact | None) -> Self:
+        """Take the installed module; raises ArtifactError when only tensors were bound."""
+        del artifact
+        if model.module is None:
+            raise ArtifactError("the eager engine needs the installed module")
+        return cls(model.module)
+
+    @property
+    def dynamic(self) -> bool:
+        """Eager code runs every shape."""
+        return True
+
+    def run(self, inputs: Sequence[torch.Tensor], bucket: Bucket | None) -> Sequence[torch.Tensor]:
+        """Call the module and flatten what it returns, in the order that torch flattens mappings and tuples."""
+        del bucket
+        leaves, _ = _pytree.tree_flatten(self._module(*inputs))
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]

@@ -1,0 +1,1 @@
+"""The HTTP edge: probes, status, metrics, the inference protocol; it sees a servable and checks, nothing below."""

@@ -1,0 +1,91 @@
+"""What holds for every request: no redirects, API keys where they are asked for, closing connections while draining."""
+
+import hmac
+from collections.abc import Callable
+from pathlib import Path
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.errors import SettingsError
+from app.http.answers import as_error
+from app.servable import Rejected
+
+
+class Edge:
+    """Serves `/path/` as `/path` (a redirect would break clients and please probes) and ends kept connections.
+
+    While draining every answer says `Connection: close`, so that no client sends its next request on a connection
+    that is about to be closed.
+    """
+
+    def __init__(self, app: ASGIApp, draining: Callable[[], bool]) -> None:
+        self._app, self._draining = app, draining
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = scope["path"]
+        if path != "/" and path.endswith("/"):
+            scope = {**scope, "path": path.rstrip("/") or "/", "raw_path": None}
+
+        async def closing(message: Message) -> None:
+            if message["type"] == "http.response.start" and self._draining():
+                message = {**message, "headers": [*message.get("headers", []), (b"connection", b"close")]}
+            await send(message)
+
+        await self._app(scope, receive, closing)
+
+
+def install_errors(app: FastAPI) -> None:
+    """Answer every error as the protocol does: `{"error": …}`."""
+
+    @app.exception_handler(Rejected)
+    async def rejected(request: Request, error: Rejected) -> Response:
+        del request
+        return as_error(error)
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        response = as_error(Rejected(error.status_code, f"{error.detail}: {request.method} {request.url.path}"))
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        del request
+        return as_error(Rejected(400, "; ".join(str(row.get("msg")) for row in error.errors())))
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        del request
+        # The kind only: the message of an arbitrary exception may hold what a client must not see; the log has it.
+        return as_error(Rejected(500, f"the inference failed: {type(error).__name__}; the log has the details"))
+
+
+def key_check(file: Path | None) -> Callable[[Request], None]:
+    """Return a dependency that asks for the key in `file`; probes, metrics and status never use it.
+
+    Raises SettingsError at once when the file cannot be read.
+    """
+    if file is None:
+        return lambda _: None
+    try:
+        key = file.read_text().strip().encode()
+    except OSError as error:
+        raise SettingsError(f"http.api_key_file = {file} cannot be read: {error.strerror}") from error
+    if not key:
+        raise SettingsError(f"http.api_key_file = {file} is empty")
+
+    def check(request: Request) -> None:
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+        given = request.headers.get("x-api-key", bearer).encode()
+        if not hmac.compare_digest(given, key):
+            raise Rejected(401, "this server wants an API key: Authorization: Bearer … or X-API-Key")
+
+    return check

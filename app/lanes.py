@@ -1,0 +1,92 @@
+"""Threads that work is handed to: one for the device, as many as asked for files and child processes."""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from app.errors import DeviceLostError
+from app.startup import Clock
+
+T = TypeVar("T")
+
+
+def _settle(future: "Future[T]", work: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(work())
+    except BaseException as error:  # noqa: BLE001 - whatever happened belongs to the caller, not to this thread
+        future.set_exception(error)
+
+
+def spawn(work: Callable[[], T], name: str) -> "Future[T]":
+    """Run work on a new daemon thread: one that hangs in a system call must not keep the process from leaving."""
+    future: Future[T] = Future()
+    threading.Thread(target=_settle, args=(future, work), name=name, daemon=True).start()
+    return future
+
+
+async def run_on_thread(work: Callable[[], Any], name: str) -> Any:
+    """Run work on a thread of its own and wait for it."""
+    return await asyncio.wrap_future(spawn(work, name))
+
+
+class DeviceLane:
+    """The one thread that touches the device, from importing the runtime to the last request.
+
+    One thread, not a pool: a captured graph belongs to the thread that captured it (pytorch#123177), a compiled
+    function warmed on one thread is cold on another, and a second thread that ever ran a parallel operator keeps an
+    OpenMP team of its own and slows every later forward. A daemon, because a thread that is stuck in a driver cannot
+    be ended and must not keep the process alive.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self.busy_since: float | None = None
+        self.heartbeat = clock()
+        self._thread = threading.Thread(target=self._serve, name="device", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                future, work = self._jobs.get(timeout=1.0)
+            except queue.Empty:
+                self.heartbeat = self._clock()
+                continue
+            self.busy_since = self.heartbeat = self._clock()
+            _settle(future, work)
+            self.busy_since = None
+            self.heartbeat = self._clock()
+            del future, work  # else the last request's tensors live until the next one comes
+
+    def submit(self, work: Callable[[], T]) -> "Future[T]":
+        """Hand work to the device thread; raises DeviceLostError when that thread is gone."""
+        if not self.alive:
+            raise DeviceLostError("the device thread has ended; restart the process")
+        future: Future[T] = Future()
+        self._jobs.put((future, work))
+        return future
+
+    def run(self, work: Callable[[], Any], name: str) -> Awaitable[Any]:
+        """Hand work to the device thread and wait for it without blocking the event loop."""
+        del name
+        return asyncio.wrap_future(self.submit(work))
+
+    @property
+    def alive(self) -> bool:
+        """The thread exists."""
+        return self._thread.is_alive()
+
+    def why_not(self, limit_s: float) -> str | None:
+        """Reason for the `engine` check: the thread is gone, or one piece of work does not end."""
+        if not self.alive:
+            return "the device thread has ended"
+        since = self.busy_since
+        if since is not None and self._clock() - since > limit_s:
+            return f"one call has been running for {self._clock() - since:.0f} s"
+        return None

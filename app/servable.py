@@ -1,0 +1,82 @@
+"""What the HTTP side may see of a model: its tensors by name and one call that answers. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.buckets import Route
+
+Array = NDArray[Any]
+
+# Open Inference Protocol datatype → numpy dtype (protocol specification, "Tensor Data Types"); BYTES needs a codec.
+DATATYPES: Mapping[str, str] = {
+    "BOOL": "bool",
+    "UINT8": "uint8",
+    "UINT16": "uint16",
+    "UINT32": "uint32",
+    "UINT64": "uint64",
+    "INT8": "int8",
+    "INT16": "int16",
+    "INT32": "int32",
+    "INT64": "int64",
+    "FP16": "float16",
+    "FP32": "float32",
+    "FP64": "float64",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A declared input or output; names in `shape` are symbolic dimensions."""
+
+    name: str
+    datatype: str
+    shape: tuple[str | int, ...]
+    pad: float | bool | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The numpy dtype of the declared datatype."""
+        return np.dtype(DATATYPES[self.datatype])
+
+    def sized(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Return the shape with every symbolic dimension filled in."""
+        return tuple(sizes[size] if isinstance(size, str) else size for size in self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The outputs of one request in declared order, and how they were made."""
+
+    outputs: Mapping[str, Array]
+    route: Route
+    queue_s: float
+    compute_s: float
+
+
+class Rejected(Exception):  # noqa: N818 - an answer to the client, not a fault of the server
+    """A request that is not run; `status` is the HTTP status, `reason` the label of the metric."""
+
+    def __init__(self, status: int, message: str, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.reason = status, reason
+
+
+class Servable(Protocol):
+    """A model that has proven its answers."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The declared inputs in call order."""
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The declared outputs."""
+
+    async def answer(self, arrays: Mapping[str, Array]) -> Answer:
+        """Run one request; raises Rejected."""

@@ -1,0 +1,1 @@
+"""Requests: from arrays to the device lane and back."""

@@ -1,0 +1,92 @@
+"""From a request's arrays through one queue to the device lane, and back."""
+
+import asyncio
+from collections.abc import Mapping
+
+from app.buckets import Kind, Route
+from app.errors import DeviceLostError
+from app.lanes import DeviceLane
+from app.servable import Answer, Array, Rejected, TensorSpec
+from app.serving.forward import Forward
+from app.serving.requests import RequestMetrics
+from app.settings import Serving
+from app.startup import Clock
+
+
+class Executor:
+    """The servable: bounded, timed, one request a run."""
+
+    def __init__(self, forward: Forward, lane: DeviceLane, limits: Serving, metrics: RequestMetrics, clock: Clock) -> None:
+        self._forward, self._lane, self._limits = forward, lane, limits
+        self._metrics, self._clock = metrics, clock
+        self._waiting = 0
+        self._waiting_bytes = 0
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The declared inputs in call order."""
+        return self._forward.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The declared outputs."""
+        return self._forward.outputs
+
+    async def answer(self, arrays: Mapping[str, Array]) -> Answer:
+        """Run one request; raises Rejected when its shape, the queue or its deadline does not allow it."""
+        route = self._route(arrays)
+        size = sum(array.nbytes for array in arrays.values())
+        self._admit(size)
+        arrived = self._clock()
+        try:
+            answer = await asyncio.wrap_future(self._lane.submit(lambda: self._run(arrays, route, arrived)))
+        except DeviceLostError as error:
+            raise Rejected(503, str(error), "not_ready") from error
+        finally:
+            self._waiting -= 1
+            self._waiting_bytes -= size
+            self._publish()
+        self._count(answer)
+        return answer
+
+    def _route(self, arrays: Mapping[str, Array]) -> Route:
+        policy = self._forward.coverage.policy
+        try:
+            route = self._forward.route(arrays)
+        except Rejected as refusal:
+            if refusal.reason == "uncovered":
+                self._metrics.uncovered.labels(policy).inc()
+            raise
+        if route.kind in {Kind.PADDED, Kind.UNCOVERED}:
+            self._metrics.uncovered.labels(policy).inc()
+        return route
+
+    def _admit(self, size: int) -> None:
+        if self._waiting >= self._limits.max_queue_items or (
+            self._waiting and self._waiting_bytes + size > self._limits.max_queue_bytes
+        ):
+            raise Rejected(503, f"{self._waiting} requests are waiting; try again later", "queue_full")
+        self._waiting += 1
+        self._waiting_bytes += size
+        self._publish()
+
+    def _publish(self) -> None:
+        self._metrics.queue_items.set(self._waiting)
+        self._metrics.queue_bytes.set(self._waiting_bytes)
+
+    def _run(self, arrays: Mapping[str, Array], route: Route, arrived: float) -> Answer:
+        began = self._clock()
+        if began - arrived > self._limits.timeout_s:
+            raise Rejected(504, f"not started within serving.timeout_s = {self._limits.timeout_s:g} s", "deadline")
+        outputs = self._forward(arrays, route)
+        return Answer(outputs, route, began - arrived, self._clock() - began)
+
+    def _count(self, answer: Answer) -> None:
+        metrics, route = self._metrics, answer.route
+        metrics.duration.labels("queue").observe(answer.queue_s)
+        metrics.duration.labels("compute").observe(answer.compute_s)
+        metrics.batch_size.observe(1)
+        if route.kind is Kind.EXACT and route.bucket:
+            metrics.note_first(route.bucket.name, answer.compute_s)
+        metrics.padding.set(route.padding)
+

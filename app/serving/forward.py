@@ -1,0 +1,93 @@
+"""One forward through the engine: shape, pad, run, check, slice. Requests and warm-up go through the same lines."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from app.buckets import Coverage, Kind, Refusal, Route
+from app.errors import WarmupError
+from app.servable import Array, Rejected, TensorSpec
+
+if TYPE_CHECKING:
+    from app.engines import Engine
+
+
+class Forward:
+    """The model as a function from named arrays to named arrays; called on the device lane only."""
+
+    def __init__(
+        self, engine: "Engine", coverage: Coverage, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+    ) -> None:
+        self.engine, self.coverage = engine, coverage
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+
+    def route(self, arrays: Mapping[str, Array]) -> Route:
+        """Return how these arrays are served; raises Rejected (400) for arrays that are not the declared inputs."""
+        found = self.coverage.route(measure(self.inputs, arrays))
+        if isinstance(found, Refusal):
+            raise Rejected(400, found.why, None if found.impossible else "uncovered")
+        return found
+
+    def __call__(self, arrays: Mapping[str, Array], route: Route) -> dict[str, Array]:
+        """Run one batch; raises WarmupError when the outputs are not what is declared."""
+        import torch
+
+        sizes = dict(route.sizes)
+        # Compiled code checks nothing: dtype, shape and contiguity are made certain here, for every run.
+        prepared = [_prepare(spec, arrays[spec.name], spec.sized(sizes)) for spec in self.inputs]
+        with torch.inference_mode():
+            tensors = self.engine.run([torch.from_numpy(array) for array in prepared], route.bucket)
+            raw = [tensor.numpy() for tensor in tensors]
+        named = self._name(raw, sizes)
+        return _slice(self.outputs, named, measure(self.inputs, arrays)) if route.kind is Kind.PADDED else named
+
+    def _name(self, raw: Sequence[Array], sizes: Mapping[str, int]) -> dict[str, Array]:
+        if len(raw) != len(self.outputs):
+            raise WarmupError(f"the model returns {len(raw)} tensors, {len(self.outputs)} outputs are configured")
+        for spec, array in zip(self.outputs, raw, strict=True):
+            if array.dtype != spec.dtype or array.shape != spec.sized(sizes):
+                raise WarmupError(
+                    f"output {spec.name} is {array.dtype}{list(array.shape)}, configured is "
+                    f"{spec.datatype} {list(spec.sized(sizes))} for {sizes}"
+                )
+        return {spec.name: array for spec, array in zip(self.outputs, raw, strict=True)}
+
+
+def measure(specs: Sequence[TensorSpec], arrays: Mapping[str, Array]) -> dict[str, int]:
+    """Return the size of every symbolic dimension; raises Rejected (400) naming input, fact and expectation."""
+    sizes: dict[str, int] = {}
+    for spec in specs:
+        array = arrays.get(spec.name)
+        if array is None:
+            raise Rejected(400, f"input {spec.name} is missing; the model takes {', '.join(s.name for s in specs)}")
+        if array.dtype != spec.dtype:
+            raise Rejected(400, f"input {spec.name} is {array.dtype}, expected {spec.datatype}")
+        if array.ndim != len(spec.shape):
+            raise Rejected(400, f"input {spec.name} has shape {list(array.shape)}, expected {list(spec.shape)}")
+        for size, expected in zip(array.shape, spec.shape, strict=True):
+            known = sizes.setdefault(expected, size) if isinstance(expected, str) else expected
+            if size != known:
+                raise Rejected(
+                    400, f"input {spec.name} has shape {list(array.shape)}, expected {list(spec.shape)} with {sizes}"
+                )
+    if unknown := sorted(arrays.keys() - {spec.name for spec in specs}):
+        raise Rejected(400, f"unknown input {unknown[0]}; the model takes {', '.join(s.name for s in specs)}")
+    return sizes
+
+
+def _prepare(spec: TensorSpec, array: Array, shape: tuple[int, ...]) -> Array:
+    if array.shape == shape:
+        return np.ascontiguousarray(array)
+    padded: Array = np.full(shape, spec.pad or 0, dtype=spec.dtype)
+    padded[tuple(slice(size) for size in array.shape)] = array
+    return padded
+
+
+def _slice(specs: Sequence[TensorSpec], outputs: Mapping[str, Array], sizes: Mapping[str, int]) -> dict[str, Array]:
+    """Cut every symbolic dimension back to what was asked for."""
+
+    def cut(spec: TensorSpec) -> tuple[Any, ...]:
+        return tuple(slice(sizes[size]) if isinstance(size, str) else slice(None) for size in spec.shape)
+
+    return {spec.name: outputs[spec.name][cut(spec)] for spec in specs}

@@ -1,0 +1,45 @@
+"""The start-up graph, one file a stage; what each needs and gives is its signature.
+
+    open-checkpoint ─┬─> read-weights ──────────────────────┐
+                     └─> preflight                           │
+    import-runtime ──┬─> acquire-device ──> find-artifact ─┬─┼─> build-artifact ─┐   (child process, on a miss only)
+                     └─────────────────────────────────────┴─┼─> build-skeleton  │   (skipped on a hit)
+                                                             └─> install-weights │
+                     install-weights + build-artifact ─> bind-engine ─> warm-buckets ─> prove-answers ─> ready
+"""
+
+from app.checkpoints import Checkpoint
+from app.settings import Settings
+from app.stages.acquire_device import acquire_device
+from app.stages.bind_engine import bind_engine
+from app.stages.build_artifact import build_artifact
+from app.stages.build_skeleton import build_skeleton
+from app.stages.find_artifact import find_artifact
+from app.stages.import_runtime import import_runtime
+from app.stages.install_weights import install_weights
+from app.stages.open_checkpoint import open_checkpoint
+from app.stages.preflight import preflight
+from app.stages.prove_answers import prove_answers
+from app.stages.read_weights import read_weights
+from app.stages.warm_buckets import warm_buckets
+from app.startup import Graph
+
+STARTUP = Graph(
+    [
+        open_checkpoint,
+        preflight,
+        read_weights,
+        import_runtime,
+        acquire_device,
+        find_artifact,
+        build_artifact,
+        build_skeleton,
+        install_weights,
+        bind_engine,
+        warm_buckets,
+        prove_answers,
+    ],
+    given=[Settings],
+)
+
+__all__ = ["STARTUP", "Checkpoint"]

@@ -1,0 +1,33 @@
+"""Open the engine on the installed weights, by reference."""
+
+from dataclasses import dataclass
+
+from app import plugins
+from app.artifacts import Compiled, Uncompiled
+from app.buckets import Coverage
+from app.engines import Engine
+from app.serving.forward import Forward
+from app.settings import Settings
+from app.startup import Lane, Progress, stage
+from app.weights import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class BoundEngine:
+    """An engine with its weights, and which shapes it serves how; nothing has run yet."""
+
+    forward: Forward
+    name: str
+
+
+@stage(Lane.DEVICE)
+def bind_engine(
+    settings: Settings, loaded: LoadedModel, code: Compiled | Uncompiled, progress: Progress
+) -> BoundEngine:
+    """Give the engine that serves: the compiled code where there is some, else the module itself."""
+    name = "aot" if isinstance(code, Compiled) else "eager"
+    artifact = code.artifact if isinstance(code, Compiled) else None
+    engine = plugins.load("app.engines", name, Engine).open(loaded, artifact)
+    coverage = Coverage(settings.symbolic, settings.buckets, engine.dynamic, settings.uncovered)
+    progress.say(f"{name}, {'one code for every shape' if engine.dynamic else 'one code a bucket'}")
+    return BoundEngine(Forward(engine, coverage, settings.input_specs, settings.output_specs), name)

@@ -1,0 +1,55 @@
+"""On a miss, build the artifact in a child process beside the reading of the weights."""
+
+from app import builder
+from app.artifacts import Artifact, Compiled, Layer, Missed, Restored, Uncompiled
+from app.artifacts.seal import seal
+from app.artifacts.store import Store
+from app.devices import AcquiredDevice
+from app.errors import ArtifactError
+from app.settings import Settings
+from app.startup import Lane, Progress, Skipped, stage
+
+
+@stage(Lane.PROCESS)
+def build_artifact(
+    settings: Settings, lookup: Restored | Missed, device: AcquiredDevice, progress: Progress
+) -> Compiled | Uncompiled | Skipped[Compiled | Uncompiled]:
+    """Give code to open, or (engine eager or auto) the reason why the module runs as it is written.
+
+    Raises ArtifactError when code was demanded and is not to be had.
+    """
+    if isinstance(lookup, Restored):
+        return Skipped(Compiled(lookup.artifact, "restored", lookup.layers), "the artifact was restored")
+    if settings.compile.engine == "eager":
+        return Skipped(Uncompiled(lookup.why, lookup.layers), lookup.why)
+    if settings.compile.on_miss == "fail":
+        differences = "; ".join(lookup.differences[:5])
+        raise ArtifactError(
+            f"no artifact in {settings.compile.artifacts} ({lookup.why}) and compile.on_miss is fail; "
+            f"build it with `warmgate build`{': ' + differences if differences else ''}"
+        )
+    try:
+        artifact = _build(settings, lookup, device.device.threads, progress)
+    except ArtifactError as error:
+        if settings.compile.engine != "auto":
+            raise
+        why = f"the aot engine could not be built: {error}"
+        progress.say(why.split("\n")[0])
+        return Uncompiled(why, (*lookup.layers, Layer("aot-package", "bypass", str(error))), lookup.differences)
+    layers = (*lookup.layers, Layer("aot-package", "miss", "built by this start", len(artifact.content["packages"])))
+    return Compiled(artifact, "rebuilt", layers, lookup.differences)
+
+
+def _build(settings: Settings, lookup: Missed, threads: int, progress: Progress) -> Artifact:
+    store = Store(settings.compile.artifacts)
+    with store.workspace() as workspace:
+        payload = workspace / "payload"
+        payload.mkdir()
+        built = builder.build(settings, payload, threads, progress)
+        try:
+            seal(payload, lookup.identity, built.content)
+            return store.publish(payload, lookup.identity)
+        except OSError as error:
+            raise ArtifactError(
+                f"the artifact could not be written to {store.path}: {error.strerror}; is the disk full?"
+            ) from error

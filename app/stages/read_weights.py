@@ -1,0 +1,18 @@
+"""Make the checkpoint resident while torch is being imported."""
+
+import os
+
+from app.checkpoints import Checkpoint
+from app.settings import Settings
+from app.stages.preflight import Preflight
+from app.startup import Lane, Progress, stage
+from app.weights import ResidentWeights
+from app.weights.reading import read_resident
+
+
+@stage(Lane.DISK)
+def read_weights(settings: Settings, checkpoint: Checkpoint, fits: Preflight, progress: Progress) -> ResidentWeights:
+    """Give weights whose every page is in memory and whose content is known by its digest."""
+    del settings, fits
+    # More threads than processors do not hash faster, and four keep a local disk busy.
+    return read_resident(checkpoint, progress, threads=max(1, min(4, len(os.sched_getaffinity(0)))))

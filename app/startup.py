@@ -1,0 +1,386 @@
+"""The start-up graph: stages as functions, edges from their signatures, one enum of states, one table of moves."""
+
+import asyncio
+import graphlib
+import threading
+import types
+import typing
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Generic, Protocol, TypeVar
+
+from app.errors import SettingsError, StallError, WarmgateError
+
+T = TypeVar("T")
+Clock = Callable[[], float]
+
+
+class Lane(StrEnum):
+    """Where a stage runs."""
+
+    DISK = "disk"  # threads that read files
+    DEVICE = "device"  # the one thread that may touch the device
+    PROCESS = "process"  # a thread that waits for a child process
+
+
+class State(StrEnum):
+    """The life of a stage."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    STOPPED = "stopped"
+
+
+MOVES: Mapping[State, frozenset[State]] = {
+    State.WAITING: frozenset({State.RUNNING, State.STOPPED}),
+    State.RUNNING: frozenset({State.DONE, State.FAILED, State.SKIPPED, State.STOPPED}),
+    State.DONE: frozenset(),
+    State.FAILED: frozenset(),
+    State.SKIPPED: frozenset(),
+    State.STOPPED: frozenset(),
+}
+
+FINISHED = frozenset({State.DONE, State.SKIPPED})
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped(Generic[T]):
+    """What a stage returns that had nothing to do: the value its dependants need, and why there was nothing to do."""
+
+    value: T
+    why: str
+
+
+class Stopped(Exception):  # noqa: N818 - nobody's error: the start-up was told to end
+    """Raised inside a running stage once the start-up has been stopped."""
+
+
+class Progress:
+    """How far one stage has come; written by the stage on its lane, read by probes at any time."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.unit = ""
+        self.detail = ""
+        self.rows: tuple[Any, ...] = ()
+        self._done = 0
+        self._observe: Callable[[], int] | None = None
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+
+    @property
+    def done(self) -> int:
+        """Units finished so far."""
+        return self._observe() if self._observe else self._done
+
+    @property
+    def ratio(self) -> float | None:
+        """Share finished, or None while the total is unknown."""
+        return min(1.0, self.done / self.total) if self.total else None
+
+    @property
+    def stopped(self) -> bool:
+        """The start-up has been told to end."""
+        return self._stop.is_set()
+
+    def expect(self, total: int, unit: str) -> None:
+        """Declare what is to be done."""
+        self.total, self.unit = total, unit
+
+    def advance(self, count: int = 1) -> None:
+        """Count finished units; raises Stopped when the start-up has been stopped."""
+        with self._lock:
+            self._done += count
+        self.check()
+
+    def check(self) -> None:
+        """Raise Stopped when the start-up has been stopped."""
+        if self.stopped:
+            raise Stopped
+
+    def observe(self, count: Callable[[], int]) -> None:
+        """Take progress from outside a call that cannot report it, for example modules imported so far."""
+        self._observe = count
+
+    def say(self, detail: str) -> None:
+        """Set the sentence that probes show beside the stage."""
+        self.detail = detail
+
+    def show(self, rows: Sequence[Any]) -> None:
+        """Publish records that belong to the stage, for example its buckets."""
+        self.rows = tuple(rows)
+
+    def stop(self) -> None:
+        """Ask the stage to end at its next step."""
+        self._stop.set()
+
+    def sign_of_life(self) -> tuple[int, str, int]:
+        """Return a value that changes whenever the stage gets anywhere."""
+        return self.done, self.detail, hash(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A named function with the types it needs and the type it gives."""
+
+    name: str
+    run: Callable[..., Any]
+    needs: tuple[Any, ...]
+    gives: Any
+    lane: Lane
+
+
+def stage(lane: Lane) -> Callable[[Callable[..., Any]], Stage]:
+    """Make a stage of a function: parameters are its needs, the return annotation is its promise."""
+
+    def make(run: Callable[..., Any]) -> Stage:
+        hints = typing.get_type_hints(run)
+        gives = _promise(hints.pop("return"))
+        return Stage(run.__name__.replace("_", "-"), run, tuple(hints.values()), gives, lane)
+
+    return make
+
+
+def _promise(annotation: Any) -> Any:
+    """Drop `Skipped[…]` from a union: being skipped is an outcome of the stage, not of its value."""
+    if typing.get_origin(annotation) not in (types.UnionType, typing.Union):
+        return annotation
+    kept = [part for part in typing.get_args(annotation) if typing.get_origin(part) is not Skipped]
+    promise = kept[0]
+    for part in kept[1:]:
+        promise |= part
+    return promise
+
+
+class Graph:
+    """An immutable, proven set of stages: every need has one giver, nothing goes in a circle."""
+
+    def __init__(self, stages: Iterable[Stage], given: Iterable[Any] = ()) -> None:
+        self.given = frozenset(given)
+        by_type: dict[Any, Stage] = {}
+        for one in stages:
+            if one.gives in by_type or one.gives in self.given:
+                raise SettingsError(f"{one.name} and another stage both give {one.gives}; a value has one giver")
+            by_type[one.gives] = one
+        self.givers: Mapping[Any, Stage] = by_type
+        for one in by_type.values():
+            for need in one.needs:
+                if need not in by_type and need not in self.given and need is not Progress:
+                    raise SettingsError(f"{one.name} needs {need}, which no stage gives")
+        try:
+            order = graphlib.TopologicalSorter({s.name: self.before(s) for s in by_type.values()}).static_order()
+        except graphlib.CycleError as error:
+            raise SettingsError(f"the stages go in a circle: {' → '.join(error.args[1])}") from error
+        names = {s.name: s for s in by_type.values()}
+        self.stages: tuple[Stage, ...] = tuple(names[name] for name in order)
+
+    def before(self, one: Stage) -> tuple[str, ...]:
+        """Return the names of the stages that must end before this one starts."""
+        return tuple(self.givers[need].name for need in one.needs if need in self.givers)
+
+    def until(self, *promises: Any) -> "Graph":
+        """Return the part of the graph that is needed for these values."""
+        wanted: dict[str, Stage] = {}
+        open_needs = list(promises)
+        while open_needs:
+            giver = self.givers.get(open_needs.pop())
+            if giver and giver.name not in wanted:
+                wanted[giver.name] = giver
+                open_needs += giver.needs
+        return Graph((s for s in self.stages if s.name in wanted), self.given)
+
+
+class LaneRunner(Protocol):
+    """Runs a function on a lane and waits for it without blocking the event loop."""
+
+    def __call__(self, work: Callable[[], Any], name: str) -> Awaitable[Any]:
+        """Return an awaitable of the function's result."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageView:
+    """One stage as probes, metrics and reports see it; times in seconds since the process started."""
+
+    name: str
+    state: State
+    needs: tuple[str, ...]
+    lane: Lane
+    start_s: float | None
+    end_s: float | None
+    done: int
+    total: int
+    unit: str
+    ratio: float | None
+    detail: str
+    rows: tuple[Any, ...]
+
+    @property
+    def reason(self) -> str | None:
+        """Why this stage keeps the process from being ready, or None."""
+        if self.state in FINISHED:
+            return None
+        amount = f" {self.done} of {self.total} {self.unit}" if self.total else ""
+        return f"{self.state}{amount}{': ' + self.detail if self.detail else ''}"
+
+
+@dataclass(slots=True)
+class _Record:
+    stage: Stage
+    progress: Progress = field(default_factory=Progress)
+    state: State = State.WAITING
+    start_s: float | None = None
+    end_s: float | None = None
+    life: tuple[int, str, int] = (0, "", 0)
+    life_s: float = 0.0
+
+
+Listener = Callable[[StageView], None]
+
+
+class Startup:
+    """The one mutable object of a start-up: runs the graph and answers how far it is."""
+
+    def __init__(
+        self, graph: Graph, lanes: Mapping[Lane, LaneRunner], clock: Clock, listener: Listener = lambda _: None
+    ) -> None:
+        self._graph, self._lanes, self._clock, self._listener = graph, lanes, clock, listener
+        self._records = {one.name: _Record(one) for one in graph.stages}
+        self._lock = threading.RLock()
+        self.values: dict[Any, Any] = {}
+        self.error: WarmgateError | None = None
+        self.finished_s: float | None = None
+
+    async def run(self, *seeds: Any) -> None:
+        """Run every stage as soon as its needs are met; the first failure stops the rest and is raised.
+
+        Raises WarmgateError, with the cause chained where the fault was not one of ours.
+        """
+        self.values = {type(seed): seed for seed in seeds}
+        ended = {name: asyncio.Event() for name in self._records}
+        try:
+            async with asyncio.TaskGroup() as group:
+                for record in self._records.values():
+                    group.create_task(self._follow(record, ended), name=record.stage.name)
+        except BaseExceptionGroup as errors:
+            self.stop()
+            self.error = self.error or _as_ours(errors.exceptions[0], "start-up")
+            raise self.error from errors.exceptions[0]
+        except asyncio.CancelledError:
+            self.stop()
+            raise
+        self.finished_s = self._clock()
+
+    async def _follow(self, record: _Record, ended: Mapping[str, asyncio.Event]) -> None:
+        for name in self._graph.before(record.stage):
+            await ended[name].wait()
+        lane = self._lanes[record.stage.lane]
+        self.values[record.stage.gives] = await lane(lambda: self._perform(record), record.stage.name)
+        ended[record.stage.name].set()
+
+    def _perform(self, record: _Record) -> Any:
+        """Run one stage on the current thread."""
+        if record.progress.stopped:
+            raise Stopped
+        self._move(record, State.RUNNING)
+        given = [record.progress if need is Progress else self.values[need] for need in record.stage.needs]
+        try:
+            outcome = record.stage.run(*given)
+        except Stopped:
+            self._move(record, State.STOPPED)
+            raise
+        except Exception as error:
+            with self._lock:
+                record.progress.detail = str(error).split("\n")[0]
+                self._move(record, State.FAILED)
+                self.error = self.error or _as_ours(error, record.stage.name)
+            raise
+        if isinstance(outcome, Skipped):
+            record.progress.detail = outcome.why
+            self._move(record, State.SKIPPED)
+            return outcome.value
+        self._move(record, State.DONE)
+        return outcome
+
+    def _move(self, record: _Record, to: State) -> None:
+        with self._lock:
+            if to not in MOVES[record.state]:
+                return  # a stage that ends after it was stopped stays stopped
+            record.state = to
+            now = self._clock()
+            record.life_s = now
+            if to is State.RUNNING:
+                record.start_s = now
+            else:
+                record.end_s = now
+        self._listener(self._view(record))
+
+    def stop(self) -> None:
+        """End the start-up: waiting stages never start, running ones are asked to leave."""
+        for record in self._records.values():
+            record.progress.stop()
+            self._move(record, State.STOPPED)
+
+    def fail(self, error: WarmgateError) -> None:
+        """End the start-up from outside, for example because it stalled."""
+        self.error = self.error or error
+        self.stop()
+
+    def find_stall(self, limit_s: float) -> StallError | None:
+        """Return an error that names a running stage without a sign of life for `limit_s`; call it regularly."""
+        for record in self._records.values():
+            if record.state is not State.RUNNING:
+                continue
+            now, life = self._clock(), record.progress.sign_of_life()
+            if life != record.life:
+                record.life, record.life_s = life, now
+            elif now - record.life_s >= limit_s:
+                where = self._view(record).reason
+                return StallError(
+                    f"stage {record.stage.name} made no progress for {now - record.life_s:.0f} s ({where}); "
+                    f"the stacks in the log show where it hangs, startup.stall_timeout_s sets the limit"
+                )
+        return None
+
+    @property
+    def finished(self) -> bool:
+        """Every stage has done its work."""
+        return self.finished_s is not None
+
+    def snapshot(self) -> tuple[StageView, ...]:
+        """Return every stage as it stands, in an order in which they could run one after another."""
+        return tuple(self._view(record) for record in self._records.values())
+
+    def view(self, name: str) -> StageView:
+        """Return one stage as it stands."""
+        return self._view(self._records[name])
+
+    def _view(self, record: _Record) -> StageView:
+        one, progress = record.stage, record.progress
+        return StageView(
+            name=one.name,
+            state=record.state,
+            needs=self._graph.before(one),
+            lane=one.lane,
+            start_s=record.start_s,
+            end_s=record.end_s,
+            done=progress.done,
+            total=progress.total,
+            unit=progress.unit,
+            ratio=1.0 if record.state in FINISHED else progress.ratio,
+            detail=progress.detail,
+            rows=progress.rows,
+        )
+
+    def missing(self) -> tuple[StageView, ...]:
+        """Return the stages that have not finished."""
+        return tuple(view for view in self.snapshot() if view.state not in FINISHED)
+
+
+def _as_ours(error: BaseException, where: str) -> WarmgateError:
+    if isinstance(error, WarmgateError):
+        return error
+    return WarmgateError(f"{where} failed: {type(error).__name__}: {error}; the traceback is in the log")

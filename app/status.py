@@ -1,0 +1,163 @@
+"""The start report: one document put together from the values of the stages, for /status, metrics and the file."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from app import ledger
+from app.artifacts import Compiled, Layer, Missed, Restored, Uncompiled
+from app.checkpoints import Checkpoint
+from app.devices import AcquiredDevice
+from app.ledger import Row
+from app.readiness import Drain, Readiness
+from app.report import BucketReport, critical_path
+from app.settings import Settings
+from app.stages.bind_engine import BoundEngine
+from app.stages.preflight import Preflight
+from app.startup import Startup, StageView
+from app.weights import LoadedModel, ResidentWeights
+from app.weights.reading import resident_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything the report is put together from."""
+
+    settings: Settings
+    startup: Startup
+    readiness: Readiness
+    drain: Drain
+    started_at: datetime
+    clock: Callable[[], float]
+    late_compiles: Callable[[], int]
+    first_requests: Callable[[], Mapping[str, float | None]]
+
+
+def phase(facts: Facts) -> str:
+    """Return the one word for the state of the process."""
+    if facts.drain.begun:
+        return "draining"
+    if facts.startup.error:
+        return "failed"
+    if not facts.startup.finished:
+        return "starting"
+    return "ready" if facts.readiness.verdict().holds else "degraded"
+
+
+def document(facts: Facts) -> dict[str, Any]:
+    """Return the report; cheap, and true at the moment it is asked for."""
+    startup, values = facts.startup, facts.startup.values
+    stages = startup.snapshot()
+    code = values.get(Compiled | Uncompiled)
+    now = phase(facts)
+    return {
+        "model": {"name": facts.settings.model.name, "version": facts.settings.model.version},
+        "phase": now,
+        "ready": now == "ready",
+        "started_at": facts.started_at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "elapsed_s": round(facts.clock(), 4),
+        "time_to_ready_s": startup.finished_s,
+        "critical_path": list(critical_path(stages)),
+        "file_cache": _file_cache(values.get(ResidentWeights)),
+        "compile_cache": _compile_cache(code),
+        "stages": [_stage(view) for view in stages],
+        "weights": _weights(values.get(Checkpoint), values.get(ResidentWeights), values.get(LoadedModel), startup),
+        "memory": [asdict(row) for row in memory_rows(values)],
+        "artifacts": _artifacts(values),
+        "buckets": [{**asdict(row), "first_request_s": facts.first_requests().get(row.name)} for row in buckets(facts)],
+        "coverage": values[BoundEngine].forward.coverage.rows() if BoundEngine in values else [],
+        "uncovered_policy": facts.settings.uncovered,
+        "late_compiles": facts.late_compiles(),
+        "device": _device(values.get(AcquiredDevice)),
+        "error": _error(startup),
+    }
+
+
+def buckets(facts: Facts) -> Sequence[BucketReport]:
+    """Return every configured bucket with what is known of it so far."""
+    for name in ("prove-answers", "warm-buckets"):
+        if rows := facts.startup.view(name).rows:
+            return rows
+    return [BucketReport(bucket.name, bucket.required) for bucket in facts.settings.buckets]
+
+
+def memory_rows(values: Mapping[Any, Any]) -> tuple[Row, ...]:
+    """Return the ledger: planned rows with what was measured, and the process as a whole."""
+    planned = {row.name: row for row in values[Preflight].rows} if Preflight in values else {}
+    resident, loaded = values.get(ResidentWeights), values.get(LoadedModel)
+    if resident and "checkpoint_mapped" in planned:
+        held = resident_bytes(resident.maps)
+        planned["checkpoint_mapped"] = replace(planned["checkpoint_mapped"], measured_bytes=held, peak_bytes=held)
+    if loaded and "staging" in planned:
+        copied = loaded.copied_bytes
+        planned["staging"] = replace(planned["staging"], measured_bytes=copied, peak_bytes=copied)
+    return (*planned.values(), *ledger.process_rows())
+
+
+def _stage(view: StageView) -> dict[str, Any]:
+    names = ("name", "state", "needs", "start_s", "end_s", "done", "total", "unit", "detail")
+    return {name: getattr(view, name) for name in names}
+
+
+def _file_cache(resident: ResidentWeights | None) -> str | None:
+    return resident.file_cache if resident else None
+
+
+def _compile_cache(code: Compiled | Uncompiled | None) -> str:
+    if not isinstance(code, Compiled):
+        return "none"
+    return "warm" if code.outcome == "restored" else "cold"
+
+
+def _weights(
+    checkpoint: Checkpoint | None, resident: ResidentWeights | None, loaded: LoadedModel | None, startup: Startup
+) -> dict[str, Any]:
+    read = startup.view("read-weights")
+    speed = round(resident.bytes_read / resident.seconds) if resident and resident.seconds else 0
+    return {
+        "tensors": len(checkpoint.tensors) if checkpoint else 0,
+        "bytes": checkpoint.tensor_bytes if checkpoint else 0,
+        "bytes_read": read.done,
+        "bytes_per_s": speed,
+        "mode": resident.mode if resident else None,
+        "digest": f"sha256:{resident.digest}" if resident else None,
+        "waived": dict(loaded.plan.waived) if loaded else {},
+        "cast": [],
+        "rebuilt_buffers": list(loaded.plan.rebuilt) if loaded else [],
+        "ties": [list(names) for names in loaded.table.ties] if loaded else [],
+    }
+
+
+def _artifacts(values: Mapping[Any, Any]) -> dict[str, Any]:
+    lookup, code = values.get(Restored | Missed), values.get(Compiled | Uncompiled)
+    identity = lookup.artifact.identity if isinstance(lookup, Restored) else lookup.identity if lookup else None
+    layers: tuple[Layer, ...] = code.layers if code else lookup.layers if lookup else ()
+    differences = lookup.differences if isinstance(lookup, Missed) else ()
+    return {
+        "engine": None if code is None else "aot" if isinstance(code, Compiled) else "eager",
+        "why": code.why if isinstance(code, Uncompiled) else lookup.why if isinstance(lookup, Missed) else "",
+        "identity": identity.digest if identity else None,
+        "outcome": code.outcome if isinstance(code, Compiled) else "none",
+        "layers": [asdict(layer) for layer in layers],
+        "differences": list(differences),
+    }
+
+
+def _device(acquired: AcquiredDevice | None) -> dict[str, Any]:
+    if acquired is None:
+        return {"kind": None, "name": None, "fingerprint": None}
+    device = acquired.device
+    return {"kind": device.kind, "name": device.name, "fingerprint": " ".join(f"{k}={v}" for k, v in acquired.fingerprint.items() if k != "flags")}
+
+
+def _error(startup: Startup) -> dict[str, Any] | None:
+    if startup.error is None:
+        return None
+    failed = next((view.name for view in startup.snapshot() if view.state == "failed"), None)
+    return failure(startup.error, failed)
+
+
+def failure(error: Any, stage: str | None) -> dict[str, Any]:
+    """Return a fatal error as one flat object: what, where, and the exit code that goes with it."""
+    return {"kind": type(error).__name__, "stage": stage, "exit_code": error.exit_code, "message": str(error)}

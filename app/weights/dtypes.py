@@ -1,0 +1,31 @@
+"""safetensors dtype names and torch dtypes, both ways, by an explicit table."""
+
+from collections.abc import Mapping
+
+import torch
+
+TORCH: Mapping[str, torch.dtype] = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I16": torch.int16,
+    "U16": torch.uint16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I32": torch.int32,
+    "U32": torch.uint32,
+    "F32": torch.float32,
+    "I64": torch.int64,
+    "U64": torch.uint64,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+}
+
+NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in TORCH.items()}
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Return the safetensors name of a torch dtype; torch's own name for one that safetensors has not."""
+    return NAMES.get(dtype, str(dtype))

@@ -1,0 +1,94 @@
+"""Install mapped tensors into the skeleton by assignment, or bind them by name where no module is needed."""
+
+import warnings
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from app.checkpoints import TensorEntry
+from app.errors import CheckpointError
+from app.weights import LoadedModel, ResidentWeights, Skeleton
+from app.weights.dtypes import TORCH
+from app.weights.plan import ModelTable, WeightsPlan
+from app.weights.skeleton import meta_left
+
+# Compiled code clones an input whose address is not a multiple of this on every call (torch/_inductor/utils.py).
+ALIGNMENT = 16
+
+
+def tensors_of(resident: ResidentWeights, plan: WeightsPlan) -> tuple[dict[str, torch.Tensor], int]:
+    """Return the mapped tensors by checkpoint name, and the bytes that had to be copied to be aligned."""
+    views = [memoryview(one) for one in resident.maps]
+    found: dict[str, torch.Tensor] = {}
+    copied = 0
+    with warnings.catch_warnings():
+        # The mapping is read-only on purpose: nothing writes weights while serving, and a write must not pass unseen.
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        for source in set(plan.sources.values()):
+            entry = resident.checkpoint.tensors[source]
+            tensor, moved = _tensor(views[entry.file], entry)
+            found[source] = tensor
+            copied += moved
+    return found, copied
+
+
+def _tensor(view: memoryview, entry: TensorEntry) -> tuple[torch.Tensor, int]:
+    dtype = TORCH[entry.dtype]
+    if entry.nbytes == 0:
+        return torch.empty(entry.shape, dtype=dtype), 0
+    # frombuffer keeps the memoryview, which keeps the mapping: the tensor can never outlive its memory.
+    if entry.offset % dtype.itemsize:
+        raw = torch.frombuffer(view, dtype=torch.uint8, count=entry.nbytes, offset=entry.offset)
+        return raw.clone().view(dtype).reshape(entry.shape), entry.nbytes
+    tensor = torch.frombuffer(view, dtype=dtype, count=entry.nbytes // dtype.itemsize, offset=entry.offset)
+    tensor = tensor.reshape(entry.shape)
+    return (tensor.clone(), entry.nbytes) if tensor.data_ptr() % ALIGNMENT else (tensor, 0)
+
+
+def install(skeleton: Skeleton, resident: ResidentWeights, plan: WeightsPlan) -> LoadedModel:
+    """Assign every tensor into the module, keep ties, prove that nothing is left on meta.
+
+    The plan is complete before this is called, so nothing can be half installed. Raises CheckpointError.
+    """
+    module = skeleton.module
+    stored, copied = tensors_of(resident, plan)
+    wanted = {tensor.name: tensor for tensor in skeleton.table.tensors}
+    values = {name: stored[source] for name, source in plan.sources.items() if wanted[name].stored}
+    # The stored members only: what the constructor rebuilt is in the module already and is not in `values`.
+    module.load_state_dict(values, strict=False, assign=True)
+    _tie(module, skeleton.table)
+    if left := meta_left(module):
+        raise CheckpointError(
+            f"{len(left)} tensor(s) of the module have no data after loading: {', '.join(left[:10])}; "
+            f"the checkpoint does not hold them and an ordinary construction did not give them values"
+        )
+    named = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+    tensors = {name: tensor.detach() for name, tensor in named.items()}
+    return LoadedModel(tensors, plan, skeleton.table, module, copied)
+
+
+def bind(table: ModelTable, constants: Mapping[str, torch.Tensor], resident: ResidentWeights, plan: WeightsPlan) -> LoadedModel:
+    """Give every name of the table its tensor without building the module; raises CheckpointError.
+
+    `constants`: the values that travel with the artifact because no checkpoint holds them.
+    """
+    stored, copied = tensors_of(resident, plan)
+    tensors = {name: stored[source] for name, source in plan.sources.items()}
+    lacking = [name for name in plan.rebuilt if name not in constants]
+    if lacking:
+        raise CheckpointError(f"neither checkpoint nor artifact holds {', '.join(lacking)}; build the artifact anew")
+    return LoadedModel({**constants, **tensors}, plan, table, None, copied)
+
+
+def _tie(module: nn.Module, table: ModelTable) -> None:
+    """Make tied names one object again: assignment gave each of them its own."""
+    for group in table.ties:
+        owner, _, attribute = group[0].rpartition(".")
+        first = module.get_submodule(owner)
+        kept = first._parameters.get(attribute, first._buffers.get(attribute))
+        for name in group[1:]:
+            owner, _, attribute = name.rpartition(".")
+            part = module.get_submodule(owner)
+            home = part._parameters if attribute in part._parameters else part._buffers
+            home[attribute] = kept

@@ -1,0 +1,139 @@
+"""Map checkpoint files read-only and make every page resident, without holding the interpreter lock."""
+
+import ctypes
+import errno
+import hashlib
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from app.checkpoints import Checkpoint, CheckpointFile
+from app.errors import CheckpointError
+from app.lanes import spawn
+from app.startup import Progress
+from app.weights import ResidentWeights
+
+# A step is long enough to be sequential for the disk and short enough for progress and for stopping.
+CHUNK = 8 << 20
+# One scratch buffer a thread: small enough for the processor's cache, so the hash reads what was just copied.
+STEP = 1 << 20
+# Since Linux 5.14: fault in pages for reading; a truncated file is an error code there, not SIGBUS.
+MADV_POPULATE_READ = 22
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+
+Chunk = tuple[int, int, int]  # file number, offset, length
+
+
+def read_resident(checkpoint: Checkpoint, progress: Progress, threads: int) -> ResidentWeights:
+    """Read every byte once, hash it and leave its page mapped; raises CheckpointError naming file and offset."""
+    began = time.monotonic()
+    maps = tuple(mmap.mmap(f.fd, f.size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ) for f in checkpoint.files)
+    file_cache = _file_cache(maps)
+    progress.expect(checkpoint.nbytes, "bytes")
+    chunks = [
+        (number, offset, min(CHUNK, file.size - offset))
+        for number, file in enumerate(checkpoint.files)
+        for offset in range(0, file.size, CHUNK)
+    ]
+    digests: dict[Chunk, bytes] = {}
+    _in_parallel(chunks, threads, partial(_read_chunk, checkpoint, maps, digests, progress))
+    if changed := next((text for file in checkpoint.files if (text := file.changed())), None):
+        raise CheckpointError(f"{changed}; publish checkpoints by renaming a complete directory")
+    digest = hashlib.sha256(b"".join(digests[chunk] for chunk in chunks)).hexdigest()
+    return ResidentWeights(checkpoint, maps, digest, checkpoint.nbytes, time.monotonic() - began, "map", file_cache)
+
+
+def resident_bytes(maps: Sequence[mmap.mmap]) -> int:
+    """Return how many bytes of the mappings are in memory at this moment."""
+    return sum(_resident_pages(one) * mmap.PAGESIZE for one in maps)
+
+
+def _in_parallel(chunks: Sequence[Chunk], threads: int, work: Callable[[Chunk, memoryview], None]) -> None:
+    todo = iter(chunks)
+    lock = threading.Lock()
+
+    def drain() -> None:
+        scratch = memoryview(bytearray(STEP))
+        while True:
+            with lock:
+                chunk = next(todo, None)
+            if chunk is None:
+                return
+            work(chunk, scratch)
+
+    for future in [spawn(drain, f"read-{number}") for number in range(threads)]:
+        future.result()
+
+
+def _read_chunk(  # noqa: PLR0913
+    checkpoint: Checkpoint,
+    maps: Sequence[mmap.mmap],
+    digests: dict[Chunk, bytes],
+    progress: Progress,
+    chunk: Chunk,
+    scratch: memoryview,
+) -> None:
+    """Read by `preadv` (sequential for the disk, errors as errors), then map the pages that are now cached."""
+    number, offset, length = chunk
+    file = checkpoint.files[number]
+    progress.check()
+    digest = hashlib.sha256()
+    for step in range(offset, offset + length, STEP):
+        part = scratch[: min(STEP, offset + length - step)]
+        _fill(part, file, step)
+        digest.update(part)
+    digests[chunk] = digest.digest()
+    _populate(maps[number], offset, length, file)
+    progress.advance(length)
+
+
+def _fill(part: memoryview, file: CheckpointFile, offset: int) -> None:
+    try:
+        count = os.preadv(file.fd, [part], offset)
+    except OSError as error:
+        raise CheckpointError(f"{file.path} cannot be read at byte {offset}: {error.strerror}; check the disk") from error
+    if count != len(part):
+        raise CheckpointError(
+            f"{file.path} ends at byte {offset + count}, it had {file.size} bytes when it was opened; "
+            f"it was truncated while it was being loaded: publish checkpoints by renaming a complete directory"
+        )
+
+
+def _populate(mapping: mmap.mmap, offset: int, length: int, file: CheckpointFile) -> None:
+    # ctypes and not mmap.madvise: that one keeps the interpreter lock, and probes would wait for the disk.
+    if _libc.madvise(_address(mapping) + offset, length, MADV_POPULATE_READ) == 0:
+        return
+    code = ctypes.get_errno()
+    if code == errno.EINVAL:  # a kernel before 5.14: touch one byte a page, the data is cached already
+        view = memoryview(mapping)
+        bytes(view[offset : offset + length : mmap.PAGESIZE])
+        return
+    raise CheckpointError(f"{file.path} cannot be mapped at byte {offset}: {os.strerror(code)}; was it truncated?")
+
+
+def _address(mapping: mmap.mmap) -> int:
+    # A read-only map cannot be the target of from_buffer; numpy takes the address of a read-only buffer.
+    import numpy as np
+
+    return int(np.frombuffer(mapping, np.uint8, 1).ctypes.data)
+
+
+def _file_cache(maps: Sequence[mmap.mmap]) -> str:
+    """Say whether the files were in the page cache before anything was read."""
+    total = sum(len(one) for one in maps)
+    share = resident_bytes(maps) / total if total else 1.0
+    return "warm" if share > 0.99 else "cold" if share < 0.01 else "mixed"
+
+
+def _resident_pages(mapping: mmap.mmap) -> int:
+    pages = -(-len(mapping) // mmap.PAGESIZE)
+    vector = ctypes.create_string_buffer(pages)
+    if _libc.mincore(_address(mapping), len(mapping), vector) != 0:
+        return 0
+    return vector.raw.count(b"\x01")
