@@ -402,8 +402,11 @@ def _padding_problems(settings: Settings) -> Iterator[str]:
 
 
 def compiler_environment() -> dict[str, str]:
-    """Return the variables that change what torch compiles: read here because nothing else reads the environment."""
-    names = ("TORCHINDUCTOR_", "TORCH_COMPILE", "TORCHDYNAMO_", "AOT_INDUCTOR", "ATEN_CPU_CAPABILITY", "CXX")
+    """Return the variables that change what torch compiles: read here because nothing else reads the environment.
+
+    The compiler is not among them: code is restored on machines that have none. The manifest records what built it.
+    """
+    names = ("TORCHINDUCTOR_", "TORCH_COMPILE", "TORCHDYNAMO_", "AOT_INDUCTOR", "ATEN_CPU_CAPABILITY")
     # Where caches lie and how many threads fill them says nothing about what is in them.
     ignored = {"TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"}
     return {k: v for k, v in sorted(os.environ.items()) if k.startswith(names) and k not in ignored}

@@ -1,5 +1,7 @@
 """On a miss, build the artifact in a child process beside the reading of the weights."""
 
+import logging
+
 from app import builder
 from app.artifacts import Artifact, Compiled, Layer, Missed, Restored, Uncompiled
 from app.artifacts.seal import seal
@@ -8,6 +10,8 @@ from app.devices import AcquiredDevice
 from app.errors import ArtifactError
 from app.settings import Settings
 from app.startup import Lane, Progress, Skipped, stage
+
+log = logging.getLogger("warmgate.builder")
 
 
 @stage(Lane.PROCESS)
@@ -33,9 +37,11 @@ def build_artifact(
     except ArtifactError as error:
         if settings.compile.engine != "auto":
             raise
-        why = f"the aot engine could not be built: {error}"
-        progress.say(why.split("\n")[0])
-        return Uncompiled(why, (*lookup.layers, Layer("aot-package", "bypass", str(error))), lookup.differences)
+        log.warning("the module will run as it is written: %s", error)
+        why = str(error).split("\n")[0]
+        progress.say(f"eager instead of aot: {why}")
+        layers = (*lookup.layers, Layer("aot-package", "bypass", why))
+        return Uncompiled(f"the aot engine could not be built: {why}", layers, lookup.differences)
     layers = (*lookup.layers, Layer("aot-package", "miss", "built by this start", len(artifact.content["packages"])))
     return Compiled(artifact, "rebuilt", layers, lookup.differences)
 
