@@ -1,7 +1,6 @@
 """Import torch without stopping the event loop, and say what was imported."""
 
 import ctypes
-import gc
 import importlib.machinery
 import importlib.metadata
 import os
@@ -24,12 +23,8 @@ def import_torch() -> Runtime:
     answered); dlopen called as a foreign function lets it go, and the import then finds the libraries loaded.
     """
     _preload()
-    # The import makes hundreds of thousands of objects that live for ever; collecting between them finds nothing.
-    gc.disable()
-    try:
-        import torch
-    finally:
-        gc.enable()
+    import torch
+
     revision = str(torch.version.git_version)[:12]
     return Runtime({"torch": f"{torch.__version__} ({revision})", "triton": _version("triton"), "numpy": _version("numpy")})
 

@@ -159,6 +159,9 @@ class Sidecar:
     async def start(self) -> None:
         """Run the graph to the end, then open the gate; a failure goes to `fatal`."""
         sys.setswitchinterval(STARTUP_SWITCH_INTERVAL_S)
+        # Imports make hundreds of thousands of objects that live for ever. A full collection among them stops every
+        # thread for a third of a second and finds nothing.
+        gc.disable()
         try:
             await self.startup.run(self.settings)
         except WarmgateError as error:
@@ -168,21 +171,24 @@ class Sidecar:
             return
         finally:
             sys.setswitchinterval(0.005)
+            gc.freeze()
+            gc.enable()
         proven: ProvenModel = self.startup.values[ProvenModel]
         self.late.arm()
         self.servable = Executor(
             proven.forward, self.device_lane, self.settings.serving, self.requests, self.clock
         )
-        # What start-up made lives as long as the process: collections need not look at it again.
-        gc.freeze()
         self.console.ended(self.startup.finished_s)
         await run_on_thread(lambda: self._after_ready(proven), "after-ready")
 
     def _after_ready(self, proven: ProvenModel) -> None:
         """Keep what a later start can use; none of it is needed for serving."""
         code: Compiled | Uncompiled = self.startup.values[Compiled | Uncompiled]
-        if isinstance(code, Compiled) and proven.new_golden:
-            golden.keep(code.artifact, self.startup.values[ResidentWeights].digest, proven.new_golden)
+        if isinstance(code, Compiled) and proven.to_keep:
+            try:
+                golden.keep(code.artifact, self.startup.values[ResidentWeights].digest, proven.to_keep)
+            except OSError as error:
+                log.warning("the proven answers could not be kept; the next start proves again", error=error.strerror)
         write_report(self)
 
     async def watch_loop(self) -> None:
@@ -197,7 +203,7 @@ class Sidecar:
         """Stop the start-up and wait until no child process is left."""
         self.startup.stop()
         until = time.monotonic() + SETTLE_S
-        while any(thread.name == "build-artifact" for thread in threading.enumerate()) and time.monotonic() < until:
+        while any(thread.name in {"build-artifact", "compute-reference"} for thread in threading.enumerate()) and time.monotonic() < until:
             time.sleep(0.02)
 
 

@@ -46,6 +46,6 @@ def _own_code() -> str:
     """Digest the parts of this program that decide what is built and how it is bound."""
     root = Path(app.__file__).parent
     digest = hashlib.sha256()
-    for path in sorted(p for part in ("builder", "engines", "weights") for p in (root / part).glob("*.py")):
+    for path in sorted(p for part in ("child", "engines", "weights") for p in (root / part).glob("*.py")):
         digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
     return digest.hexdigest()

@@ -1,6 +1,5 @@
 """Proven answers, kept beside the code that gave them, for one set of weights: a warm restart compares with these."""
 
-import contextlib
 import hashlib
 import os
 import tempfile
@@ -14,6 +13,8 @@ from safetensors.numpy import load, save
 from app.artifacts import Artifact
 from app.artifacts.seal import sync
 from app.servable import Array
+
+FILE = "answers.safetensors"
 
 Outputs = Mapping[str, Array]
 Golden = dict[str, dict[str, Array]]  # bucket and digest of its inputs → output name → values
@@ -30,8 +31,13 @@ def case(bucket: str, inputs: Mapping[str, Array]) -> str:
 
 def recall(artifact: Artifact, weights_digest: str) -> Golden:
     """Return the record for these weights; empty when there is none or it cannot be read."""
+    return read(artifact.golden_directory / f"{weights_digest}.safetensors")
+
+
+def read(file: Path) -> Golden:
+    """Return the answers in a file; empty when it is not there or not whole."""
     try:
-        flat = load((artifact.golden_directory / f"{weights_digest}.safetensors").read_bytes())
+        flat = load(file.read_bytes())
     except (OSError, SafetensorError, ValueError):
         return {}
     found: Golden = {}
@@ -41,15 +47,21 @@ def recall(artifact: Artifact, weights_digest: str) -> Golden:
     return found
 
 
-def keep(artifact: Artifact, weights_digest: str, cases: Mapping[str, Outputs]) -> None:
-    """Write the record by rename; a store that cannot be written is not an error: the proof has been done."""
+def write(file: Path, cases: Mapping[str, Outputs]) -> None:
+    """Write answers by rename, forced to disk."""
     flat = {f"{one}|{name}": np.ascontiguousarray(a) for one, outputs in cases.items() for name, a in outputs.items()}
-    with contextlib.suppress(OSError):
-        directory = artifact.golden_directory
-        directory.mkdir(exist_ok=True)
-        fd, temporary = tempfile.mkstemp(dir=directory)
-        with os.fdopen(fd, "wb") as file:
-            file.write(save(flat))
+    fd, temporary = tempfile.mkstemp(dir=file.parent)
+    try:
+        with os.fdopen(fd, "wb") as target:
+            target.write(save(flat))
         sync(Path(temporary))
-        Path(temporary).replace(directory / f"{weights_digest}.safetensors")
-        sync(directory)
+        Path(temporary).replace(file)
+        sync(file.parent)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def keep(artifact: Artifact, weights_digest: str, cases: Mapping[str, Outputs]) -> None:
+    """Keep the record beside the artifact; raises OSError where the store cannot be written."""
+    artifact.golden_directory.mkdir(exist_ok=True)
+    write(artifact.golden_directory / f"{weights_digest}.safetensors", cases)

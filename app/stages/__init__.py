@@ -1,19 +1,20 @@
 """The start-up graph, one file a stage; what each needs and gives is its signature.
 
-    open-checkpoint ─┬─> read-weights ──────────────────────┐
-                     └─> preflight                           │
-    import-runtime ──┬─> acquire-device ──> find-artifact ─┬─┼─> build-artifact ─┐   (child process, on a miss only)
-                     └─────────────────────────────────────┴─┼─> build-skeleton  │   (skipped on a hit)
-                                                             └─> install-weights │
-                     install-weights + build-artifact ─> bind-engine ─> warm-buckets ─> prove-answers ─> ready
+    open-checkpoint ──> preflight ──> read-weights ──┬──────────────────────────────────────┐
+                                                     ├─> compute-reference ──────────────┐  │  (child, or a record)
+    import-runtime ──> acquire-device ──> find-artifact ──> build-artifact ─┬────────────┼──┤  (child, on a miss)
+                                                                            └─> build-skeleton  (eager engine only)
+                                                                                         │  │
+                      install-weights <─────────────────────────────────────────────────┼──┘
+                      install-weights ──> bind-engine ──> warm-buckets ──> prove-answers <┘ ──> ready
 """
 
-from app.checkpoints import Checkpoint
 from app.settings import Settings
 from app.stages.acquire_device import acquire_device
 from app.stages.bind_engine import bind_engine
 from app.stages.build_artifact import build_artifact
 from app.stages.build_skeleton import build_skeleton
+from app.stages.compute_reference import compute_reference
 from app.stages.find_artifact import find_artifact
 from app.stages.import_runtime import import_runtime
 from app.stages.install_weights import install_weights
@@ -33,6 +34,7 @@ STARTUP = Graph(
         acquire_device,
         find_artifact,
         build_artifact,
+        compute_reference,
         build_skeleton,
         install_weights,
         bind_engine,
@@ -41,5 +43,3 @@ STARTUP = Graph(
     ],
     given=[Settings],
 )
-
-__all__ = ["STARTUP", "Checkpoint"]

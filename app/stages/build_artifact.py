@@ -2,7 +2,7 @@
 
 import logging
 
-from app import builder
+from app import child
 from app.artifacts import Artifact, Compiled, Layer, Missed, Restored, Uncompiled
 from app.artifacts.seal import seal
 from app.artifacts.store import Store
@@ -51,9 +51,9 @@ def _build(settings: Settings, lookup: Missed, threads: int, progress: Progress)
     with store.workspace() as workspace:
         payload = workspace / "payload"
         payload.mkdir()
-        built = builder.build(settings, payload, threads, progress)
+        content = child.run("build", settings, payload, threads, progress)
         try:
-            seal(payload, lookup.identity, built.content)
+            seal(payload, lookup.identity, content)
             return store.publish(payload, lookup.identity)
         except OSError as error:
             raise ArtifactError(

@@ -1,7 +1,7 @@
-"""Build the module without data, where something will run it or compare with it."""
+"""Build the module without data, where this process runs it."""
 
-from app.artifacts import Missed, Restored
-from app.runtime import Runtime
+from app.artifacts import Compiled, Uncompiled
+from app.runtime import Runtime, imported_modules
 from app.settings import Settings
 from app.startup import Lane, Progress, Skipped, stage
 from app.weights import Skeleton
@@ -9,13 +9,16 @@ from app.weights import Skeleton
 
 @stage(Lane.DEVICE)
 def build_skeleton(
-    settings: Settings, runtime: Runtime, lookup: Restored | Missed, progress: Progress
+    settings: Settings, runtime: Runtime, code: Compiled | Uncompiled, progress: Progress
 ) -> Skeleton | None | Skipped[Skeleton | None]:
-    """Give the module on meta; on a hit nothing needs it, and its library (often slow to import) stays out."""
+    """Give the module on meta for the eager engine.
+
+    Compiled code does without: its artifact holds the table of tensors, the reference comes from a child, and the
+    model's library, slow to import under the interpreter lock, stays out of the process that answers probes.
+    """
     del runtime
-    if isinstance(lookup, Restored):
-        return Skipped(None, "the artifact holds the model's table of tensors")
-    from app.runtime import imported_modules
+    if isinstance(code, Compiled):
+        return Skipped(None, "compiled code runs without the module")
     from app.weights import skeleton
 
     progress.observe(imported_modules)

@@ -1,6 +1,7 @@
 """Give every tensor of the model its data by assignment: completely, or not at all."""
 
-from app.artifacts import Missed, Restored
+from app.artifacts import Compiled, Uncompiled
+from app.errors import ArtifactError
 from app.settings import Settings
 from app.startup import Lane, Progress, stage
 from app.weights import LoadedModel, ResidentWeights, Skeleton
@@ -11,26 +12,25 @@ from app.weights.plan import ModelTable, plan_weights
 def install_weights(
     settings: Settings,
     resident: ResidentWeights,
-    lookup: Restored | Missed,
+    code: Compiled | Uncompiled,
     skeleton: Skeleton | None,
     progress: Progress,
 ) -> LoadedModel:
-    """Give the loaded model: the module on a miss, its tensors by name on a hit. Raises CheckpointError."""
+    """Give the loaded model: its tensors by name for compiled code, else the module. Raises CheckpointError."""
     from app.engines.aot import stored_constants
     from app.weights import install
 
+    checkpoint, waive = resident.checkpoint, settings.model.waive
     if skeleton is not None:
-        plan = plan_weights(skeleton.table, resident.checkpoint, settings.model.waive)
-        loaded = install.install(skeleton, resident, plan)
+        plan = plan_weights(skeleton.table, checkpoint, waive)
+        loaded = install.install(skeleton, checkpoint, resident.maps, plan)
+    elif isinstance(code, Compiled):
+        table = ModelTable.from_json(code.artifact.content["model"])
+        plan = plan_weights(table, checkpoint, waive)
+        loaded = install.bind(table, stored_constants(code.artifact), resident, plan)
     else:
-        artifact = lookup.artifact if isinstance(lookup, Restored) else None
-        if artifact is None:
-            raise TypeError("a miss always builds the skeleton")
-        table = ModelTable.from_json(artifact.content["model"])
-        plan = plan_weights(table, resident.checkpoint, settings.model.waive)
-        loaded = install.bind(table, stored_constants(artifact), resident, plan)
+        raise ArtifactError("there is neither compiled code nor a module to give weights to")
     progress.expect(len(plan.sources), "tensors")
     progress.advance(len(plan.sources))
     progress.say(f"{len(plan.rebuilt)} rebuilt, {len(loaded.table.ties)} tied, {loaded.copied_bytes} bytes copied")
     return loaded
-

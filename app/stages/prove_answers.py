@@ -5,16 +5,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from app.artifacts import Compiled, Uncompiled, golden
-from app.buckets import Bucket, Kind, Route
+from app.artifacts import golden
+from app.buckets import Kind, Route
+from app.devices import AcquiredDevice
 from app.errors import WarmupError
 from app.report import BucketReport
 from app.servable import Array
 from app.serving.forward import Forward
 from app.settings import Settings, Tolerance
+from app.stages.compute_reference import Reference, from_child
 from app.stages.warm_buckets import WarmEngine
 from app.startup import Lane, Progress, stage
-from app.weights import LoadedModel, ResidentWeights
 
 Outputs = Mapping[str, Array]
 
@@ -23,82 +24,51 @@ Outputs = Mapping[str, Array]
 class ProvenModel:
     """A warm engine whose answers equal the reference: what may be served.
 
-    `new_golden`: proven answers by case, to be kept once ready; empty when the stored record was used.
+    `to_keep`: right answers by case that are not recorded beside the artifact yet.
     """
 
     forward: Forward
     rows: tuple[BucketReport, ...]
-    new_golden: Mapping[str, Outputs]
+    to_keep: Mapping[str, Outputs]
 
 
 @stage(Lane.DEVICE)
 def prove_answers(
-    settings: Settings,
-    warm: WarmEngine,
-    loaded: LoadedModel,
-    resident: ResidentWeights,
-    code: Compiled | Uncompiled,
-    progress: Progress,
+    settings: Settings, warm: WarmEngine, reference: Reference, device: AcquiredDevice, progress: Progress
 ) -> ProvenModel:
-    """Give the proven model; raises WarmupError naming bucket, output, the difference and the tolerance."""
-    reference = _Reference(settings, loaded, resident, warm.forward, progress)
-    recorded = _recorded(code, resident)
-    rows = {row.name: row for row in warm.rows}
-    fresh: dict[str, Outputs] = {}
+    """Give the proven model; raises WarmupError naming bucket, output, the difference and the tolerance.
+
+    A record that disagrees may be damaged, so the module decides before the start is given up.
+    """
     progress.expect(len(warm.outputs), "buckets")
+    progress.show(warm.rows)
+    try:
+        rows = _prove(settings, warm, reference, progress)
+    except WarmupError as error:
+        if reference.kind != "golden":
+            raise
+        progress.say(f"the record disagrees ({error}); asking the module")
+        reference = Reference("reference", from_child(settings, device.device.threads, Progress()))
+        rows = _prove(settings, warm, reference, progress)
+    return ProvenModel(warm.forward, rows, reference.cases if reference.kind == "reference" else {})
+
+
+def _prove(settings: Settings, warm: WarmEngine, reference: Reference, progress: Progress) -> tuple[BucketReport, ...]:
+    rows = {row.name: row for row in warm.rows}
     for bucket in warm.forward.coverage.buckets:
         inputs, outputs = warm.inputs[bucket.name], warm.outputs[bucket.name]
-        case = golden.case(bucket.name, inputs)
-        proof, difference = "golden", _difference(outputs, recorded.get(case), settings.warmup.tolerance)
-        if not difference.holds:
-            # No record, or one that disagrees: it may be damaged, so the reference itself decides.
-            proof, difference = "reference", _difference(outputs, reference(bucket, inputs), settings.warmup.tolerance)
-            fresh[case] = outputs
+        expected = reference.cases.get(golden.case(bucket.name, inputs))
+        if reference.kind == "none":
+            # The module serves: what can be proven is that it answers the same twice and that the values are finite.
+            expected = warm.forward(inputs, Route(Kind.EXACT, bucket, bucket.sizes))
+        difference = compare(outputs, expected, settings.warmup.tolerance)
         if not difference.holds:
             raise WarmupError(f"bucket {bucket.name} is not proven: {difference.why}")
+        proof = "reference" if reference.kind == "none" else reference.kind
         rows[bucket.name] = replace(rows[bucket.name], proof=proof, max_error=difference.largest)
         progress.show(tuple(rows.values()))
         progress.advance()
-    return ProvenModel(warm.forward, tuple(rows.values()), fresh if isinstance(code, Compiled) else {})
-
-
-def _recorded(code: Compiled | Uncompiled, resident: ResidentWeights) -> golden.Golden:
-    """Code built by this start is compared with the module that is there anyway, restored code with its record."""
-    restored = isinstance(code, Compiled) and code.outcome == "restored"
-    return golden.recall(code.artifact, resident.digest) if restored and isinstance(code, Compiled) else {}
-
-
-class _Reference:
-    """The module in eager mode on the same inputs; built on demand where a restored start has none for its weights."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        loaded: LoadedModel,
-        resident: ResidentWeights,
-        serving: Forward,
-        progress: Progress,
-    ) -> None:
-        self._settings, self._loaded, self._resident = settings, loaded, resident
-        self._serving, self._progress = serving, progress
-        self._forward: Forward | None = None
-
-    def __call__(self, bucket: Bucket, inputs: Mapping[str, Array]) -> Outputs:
-        if self._forward is None:
-            self._forward = self._open()
-        return self._forward(inputs, Route(Kind.EXACT, bucket, bucket.sizes))
-
-    def _open(self) -> Forward:
-        from app.engines.eager import EagerEngine
-        from app.weights.install import install
-        from app.weights.skeleton import build_skeleton
-
-        loaded = self._loaded
-        if loaded.module is None:
-            self._progress.say("no record for these weights: the module is built for comparison")
-            loaded = install(build_skeleton(self._settings.model), self._resident, loaded.plan)
-        engine = EagerEngine.open(loaded, None)
-        return Forward(engine, self._serving.coverage, self._serving.inputs, self._serving.outputs)
+    return tuple(rows.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +84,9 @@ class Difference:
         return not self.why
 
 
-def _difference(outputs: Outputs, expected: Outputs | None, tolerance: Tolerance) -> Difference:
+def compare(outputs: Outputs, expected: Outputs | None, tolerance: Tolerance) -> Difference:
     if expected is None:
-        return Difference(None, "there is nothing to compare with")
+        return Difference(None, "the reference has no answer for its inputs")
     worst = 0.0
     for name, array in outputs.items():
         other = expected.get(name)

@@ -1,12 +1,13 @@
 """Install mapped tensors into the skeleton by assignment, or bind them by name where no module is needed."""
 
+import mmap
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
-from app.checkpoints import TensorEntry
+from app.checkpoints import Checkpoint, TensorEntry
 from app.errors import CheckpointError
 from app.weights import LoadedModel, ResidentWeights, Skeleton
 from app.weights.dtypes import TORCH
@@ -14,20 +15,20 @@ from app.weights.plan import ModelTable, WeightsPlan
 from app.weights.skeleton import meta_left
 
 
-def tensors_of(resident: ResidentWeights, plan: WeightsPlan) -> tuple[dict[str, torch.Tensor], int]:
+def tensors_of(checkpoint: Checkpoint, maps: Sequence[mmap.mmap], plan: WeightsPlan) -> tuple[dict[str, torch.Tensor], int]:
     """Return the mapped tensors by checkpoint name, and the bytes that had to be copied to be aligned.
 
     Only what is not aligned to its own element is copied. Aligning further buys nothing on a CPU: MiniLM compiled with
     weights at 0, 8, 16 and 24 modulo 64 runs equally fast within 1 %.
     """
-    views = [memoryview(one) for one in resident.maps]
+    views = [memoryview(one) for one in maps]
     found: dict[str, torch.Tensor] = {}
     copied = 0
     with warnings.catch_warnings():
         # The mapping is read-only on purpose: nothing writes weights while serving, and a write must not pass unseen.
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
         for source in set(plan.sources.values()):
-            entry = resident.checkpoint.tensors[source]
+            entry = checkpoint.tensors[source]
             tensor, moved = _tensor(views[entry.file], entry)
             found[source] = tensor
             copied += moved
@@ -46,13 +47,15 @@ def _tensor(view: memoryview, entry: TensorEntry) -> tuple[torch.Tensor, int]:
     return tensor.reshape(entry.shape), 0
 
 
-def install(skeleton: Skeleton, resident: ResidentWeights, plan: WeightsPlan) -> LoadedModel:
+def install(
+    skeleton: Skeleton, checkpoint: Checkpoint, maps: Sequence[mmap.mmap], plan: WeightsPlan
+) -> LoadedModel:
     """Assign every tensor into the module, keep ties, prove that nothing is left on meta.
 
     The plan is complete before this is called, so nothing can be half installed. Raises CheckpointError.
     """
     module = skeleton.module
-    stored, copied = tensors_of(resident, plan)
+    stored, copied = tensors_of(checkpoint, maps, plan)
     wanted = {tensor.name: tensor for tensor in skeleton.table.tensors}
     values = {name: stored[source] for name, source in plan.sources.items() if wanted[name].stored}
     # The stored members only: what the constructor rebuilt is in the module already and is not in `values`.
@@ -73,7 +76,7 @@ def bind(table: ModelTable, constants: Mapping[str, torch.Tensor], resident: Res
 
     `constants`: the values that travel with the artifact because no checkpoint holds them.
     """
-    stored, copied = tensors_of(resident, plan)
+    stored, copied = tensors_of(resident.checkpoint, resident.maps, plan)
     tensors = {name: stored[source] for name, source in plan.sources.items()}
     lacking = [name for name in plan.rebuilt if name not in constants]
     if lacking:

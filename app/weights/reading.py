@@ -33,7 +33,7 @@ Chunk = tuple[int, int, int]  # file number, offset, length
 def read_resident(checkpoint: Checkpoint, progress: Progress, threads: int) -> ResidentWeights:
     """Read every byte once, hash it and leave its page mapped; raises CheckpointError naming file and offset."""
     began = time.monotonic()
-    maps = tuple(mmap.mmap(f.fd, f.size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ) for f in checkpoint.files)
+    maps = map_files(checkpoint)
     file_cache = _file_cache(maps)
     progress.expect(checkpoint.nbytes, "bytes")
     chunks = [
@@ -47,6 +47,11 @@ def read_resident(checkpoint: Checkpoint, progress: Progress, threads: int) -> R
         raise CheckpointError(f"{changed}; publish checkpoints by renaming a complete directory")
     digest = hashlib.sha256(b"".join(digests[chunk] for chunk in chunks)).hexdigest()
     return ResidentWeights(checkpoint, maps, digest, checkpoint.nbytes, time.monotonic() - began, "map", file_cache)
+
+
+def map_files(checkpoint: Checkpoint) -> tuple[mmap.mmap, ...]:
+    """Map every file for reading only: no commit charge, no private copy, and a write would not pass unseen."""
+    return tuple(mmap.mmap(f.fd, f.size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ) for f in checkpoint.files)
 
 
 def resident_bytes(maps: Sequence[mmap.mmap]) -> int:

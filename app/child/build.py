@@ -1,6 +1,7 @@
 """Export the skeleton with dynamic dimensions and build AOTInductor packages with external constants."""
 
 import shutil
+import time
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from app.buckets import Bucket
+from app.child import cache_path
 from app.errors import ArtifactError
 from app.samples import sample_inputs
 from app.settings import Settings
@@ -20,12 +22,11 @@ from app.weights.skeleton import build_skeleton
 CONSTANTS = "constants.safetensors"
 
 
-def build_payload(settings: Settings, directory: Path, cache: Path, tell: Callable[[], None]) -> dict[str, Any]:
+def work(settings: Settings, directory: Path, tell: Callable[[], None]) -> dict[str, Any]:
     """Fill `directory` with packages and the constants that no checkpoint holds; return the manifest's content."""
     if shutil.which("g++") is None and shutil.which("c++") is None and shutil.which("clang++") is None:
         raise ArtifactError("no C++ compiler on this machine (g++): restore a built artifact, or install one")
-    torch.set_num_threads(settings.device.threads or torch.get_num_threads())
-    tell()
+    began = time.monotonic()
     skeleton = build_skeleton(settings.model)
     constants = {n: b for n, b in skeleton.module.named_buffers(remove_duplicate=False) if not b.is_meta}
     constants |= {n: p for n, p in skeleton.module.named_parameters(remove_duplicate=False) if not p.is_meta}
@@ -37,7 +38,7 @@ def build_payload(settings: Settings, directory: Path, cache: Path, tell: Callab
         program = _export(settings, skeleton.module, bucket)
         tell()
         library = f"model-{number}.so"
-        _compile(program, cache / f"{number}.pt2", directory / library)
+        _compile(program, cache_path(directory) / f"{number}.pt2", directory / library)
         names = _constant_names(directory / library)
         constants |= {n: program.constants[n] for n in names.values() if n in program.constants and n not in constants}
         packages.append({"library": library, "bucket": bucket and bucket.name, "constants": names})
@@ -45,7 +46,19 @@ def build_payload(settings: Settings, directory: Path, cache: Path, tell: Callab
     _check_known(skeleton, packages, constants)
     save_file({name: tensor.detach().clone().contiguous() for name, tensor in constants.items()}, directory / CONSTANTS)
     tell()
-    return {"packages": packages, "model": skeleton.table.as_json(), "constants": sorted(constants)}
+    return {
+        "packages": packages,
+        "model": skeleton.table.as_json(),
+        "constants": sorted(constants),
+        "timings": {"build_s": time.monotonic() - began},
+        "tools": {"cxx": _compiler_version()},
+    }
+
+
+def _compiler_version() -> str:
+    from torch._inductor.cpp_builder import get_compiler_version_info, get_cpp_compiler
+
+    return str(get_compiler_version_info(get_cpp_compiler())).splitlines()[0]
 
 
 def _give_memory(module: nn.Module) -> None:

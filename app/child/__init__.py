@@ -1,0 +1,161 @@
+"""Work in a child process: what imports model libraries or compiles must neither slow a probe nor stay in memory.
+
+Two tasks: `build` (export and compile, needs shapes only) and `reference` (the module itself on the weights).
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from app import errors
+from app.settings import Settings, child_environment
+from app.startup import Progress
+
+# What a child tells once it is behind it; the last one says that the outcome is written.
+STEPS = {
+    "build": ("started", "runtime imported", "model built", "graph exported", "code compiled", "payload written"),
+    "reference": ("started", "runtime imported", "model built", "weights installed", "answers computed"),
+}
+
+
+class ChildFailed(errors.ArtifactError):
+    """The child ended without an outcome, or could not do its task; the first problem is the end of its log."""
+
+
+def run(task: str, settings: Settings, directory: Path, threads: int, progress: Progress) -> dict[str, Any]:
+    """Run a task that fills `directory`; return what it tells about it.
+
+    Raises the child's own error where it is one of ours (for example CheckpointError), else ChildFailed. The child
+    and the compilers it started are stopped when the start-up is stopped. Progress is the child's steps and its
+    processor time, so that one long compiler run is not taken for a stall.
+    """
+    progress.expect(len(STEPS[task]), "steps")
+    with tempfile.TemporaryFile() as log, _child(task, directory, threads, log) as child:
+        _feed(child, settings, directory)
+        _follow(task, child, progress, time.monotonic() + settings.compile.build_timeout_s)
+        code = child.wait()
+        found = _outcome(directory)
+        if code == 0 and "content" in found:
+            return dict(found["content"])
+        raise _failure(task, found, code, log)
+
+
+def _outcome(directory: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(outcome_path(directory).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def outcome_path(directory: Path) -> Path:
+    """Return where the child tells its outcome: beside the directory that it fills."""
+    return directory.with_suffix(".outcome")
+
+
+def cache_path(directory: Path) -> Path:
+    """Return where the compiler keeps what it needs on the way."""
+    return directory.with_suffix(".cache")
+
+
+def _failure(task: str, found: dict[str, Any], code: int, log: IO[bytes]) -> errors.WarmgateError:
+    kind = getattr(errors, str(found.get("kind")), None)
+    if isinstance(kind, type) and issubclass(kind, errors.WarmgateError):
+        message, *problems = found["error"].split("\n  - ")
+        return kind(message, problems)
+    return ChildFailed(found.get("error") or f"the {task} process ended with {_ending(code)}", [_tail(log)])
+
+
+@contextlib.contextmanager
+def _child(task: str, directory: Path, threads: int, log: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    environment = child_environment(
+        {
+            "TORCHINDUCTOR_CACHE_DIR": str(cache_path(directory)),
+            "TORCHINDUCTOR_COMPILE_THREADS": str(threads),
+            "PYTHONUNBUFFERED": "1",
+        }
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-m", "app.child", task, str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        yield child
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        for pipe in (child.stdin, child.stdout):
+            if pipe:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+
+def _feed(child: subprocess.Popen[bytes], settings: Settings, directory: Path) -> None:
+    request = {"settings": settings.model_dump(mode="json"), "directory": str(directory)}
+    if child.stdin:
+        with contextlib.suppress(BrokenPipeError):  # it died at once; its exit code and log tell why
+            child.stdin.write(json.dumps(request).encode())
+            child.stdin.close()
+
+
+def _follow(task: str, child: subprocess.Popen[bytes], progress: Progress, until: float) -> None:
+    progress.observe(_Steps(STEPS[task], child, progress))
+    while child.poll() is None:
+        progress.check()
+        if time.monotonic() > until:
+            raise ChildFailed(f"the {task} process ran longer than compile.build_timeout_s; raise it")
+        time.sleep(0.05)
+
+
+class _Steps:
+    """Counts the steps that the child has told so far; its processor time goes to the detail."""
+
+    def __init__(self, steps: tuple[str, ...], child: subprocess.Popen[bytes], progress: Progress) -> None:
+        self._steps, self._child, self._progress, self._done = steps, child, progress, 0
+        if child.stdout:
+            os.set_blocking(child.stdout.fileno(), False)
+
+    def __call__(self) -> int:
+        if self._child.stdout and not self._child.stdout.closed:
+            told = self._child.stdout.read() or b""
+            self._done += told.count(b"\n")
+        if self._done < len(self._steps):
+            used = group_seconds(self._child.pid)
+            self._progress.say(f"next: {self._steps[self._done]}, {used:.0f} s of processor time used")
+        return self._done
+
+
+def group_seconds(group: int) -> float:
+    """Return the processor time of all living processes of a process group and of their ended children."""
+    ticks = 0
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                # The name in field 2 may hold spaces; the fields after its closing bracket do not.
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[2]) == group:
+                    ticks += sum(int(value) for value in fields[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _ending(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _tail(log: IO[bytes], limit: int = 2000) -> str:
+    size = log.seek(0, os.SEEK_END)
+    log.seek(max(0, size - limit))
+    return "end of the builder's log: " + " | ".join(log.read().decode(errors="replace").splitlines()[-12:])

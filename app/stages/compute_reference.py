@@ -1,0 +1,47 @@
+"""Have the right answers: the record of an earlier comparison, or the module itself in a child process."""
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from app import child
+from app.artifacts import Missed, Restored, golden
+from app.devices import AcquiredDevice
+from app.servable import Array
+from app.settings import Settings
+from app.startup import Lane, Progress, Skipped, stage
+from app.weights import ResidentWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Right answers by case; `kind` is golden, reference, or none where the module itself will serve."""
+
+    kind: str
+    cases: Mapping[str, Mapping[str, Array]]
+
+
+@stage(Lane.PROCESS)
+def compute_reference(
+    settings: Settings, lookup: Restored | Missed, resident: ResidentWeights, device: AcquiredDevice, progress: Progress
+) -> Reference | Skipped[Reference]:
+    """Give the answers that compiled code must equal; raises CheckpointError when weights and model do not fit.
+
+    Runs beside the build, after the pages are resident: the child maps the same pages and copies none.
+    """
+    if isinstance(lookup, Restored):
+        if recorded := golden.recall(lookup.artifact, resident.digest):
+            return Skipped(Reference("golden", recorded), "recorded for these weights by an earlier start")
+    elif settings.compile.engine == "eager":
+        return Skipped(Reference("none", {}), "the module itself serves")
+    return Reference("reference", from_child(settings, device.device.threads, progress))
+
+
+def from_child(settings: Settings, threads: int, progress: Progress) -> golden.Golden:
+    """Run the module in a child process on the sample inputs of every bucket."""
+    with tempfile.TemporaryDirectory(prefix="warmgate-") as temporary:
+        directory = Path(temporary) / "reference"
+        directory.mkdir()
+        child.run("reference", settings, directory, threads, progress)
+        return golden.read(directory / golden.FILE)
