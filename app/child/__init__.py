@@ -89,7 +89,8 @@ def _child(task: str, directory: Path, threads: int, log: IO[bytes]) -> Iterator
         stdout=subprocess.PIPE,
         stderr=log,
         env=environment,
-        start_new_session=True,
+        # A group, not a session: with a session of its own the kernel would give it a share of its own, nice or not.
+        process_group=0,
     )
     try:
         yield child
@@ -112,30 +113,21 @@ def _feed(child: subprocess.Popen[bytes], settings: Settings, directory: Path) -
 
 
 def _follow(task: str, child: subprocess.Popen[bytes], progress: Progress, until: float) -> None:
-    progress.observe(_Steps(STEPS[task], child, progress))
+    """Pass on the child's steps as it tells them, and its processor time twice a second, until it ends."""
+    if child.stdout:
+        os.set_blocking(child.stdout.fileno(), False)
+    turn = 0
     while child.poll() is None:
-        progress.check()
+        told = child.stdout.read() if child.stdout else None
+        progress.advance(told.count(b"\n") if told else 0)
         if time.monotonic() > until:
             raise ChildFailed(f"the {task} process ran longer than compile.build_timeout_s; raise it")
+        if turn % 10 == 0 and progress.done < progress.total:
+            used = group_seconds(child.pid)
+            progress.say(f"next: {STEPS[task][progress.done]}, {used:.0f} s of processor time used")
+        turn += 1
         time.sleep(0.05)
-
-
-class _Steps:
-    """Counts the steps that the child has told so far; its processor time goes to the detail."""
-
-    def __init__(self, steps: tuple[str, ...], child: subprocess.Popen[bytes], progress: Progress) -> None:
-        self._steps, self._child, self._progress, self._done = steps, child, progress, 0
-        if child.stdout:
-            os.set_blocking(child.stdout.fileno(), False)
-
-    def __call__(self) -> int:
-        if self._child.stdout and not self._child.stdout.closed:
-            told = self._child.stdout.read() or b""
-            self._done += told.count(b"\n")
-        if self._done < len(self._steps):
-            used = group_seconds(self._child.pid)
-            self._progress.say(f"next: {self._steps[self._done]}, {used:.0f} s of processor time used")
-        return self._done
+    progress.say("")
 
 
 def group_seconds(group: int) -> float:

@@ -23,7 +23,7 @@ def main() -> int:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return 1  # the server died before the line above: nobody waits for this work
-    os.nice(10)  # requests and probes come first
+    os.nice(19)  # requests and probes come first
     tell = _teller()
     request = json.loads(sys.stdin.buffer.read())
     directory = Path(request["directory"])

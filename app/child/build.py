@@ -13,6 +13,7 @@ from torch import nn
 
 from app.buckets import Bucket
 from app.child import cache_path
+from app.engines._container import Container
 from app.errors import ArtifactError
 from app.samples import sample_inputs
 from app.settings import Settings
@@ -38,10 +39,18 @@ def work(settings: Settings, directory: Path, tell: Callable[[], None]) -> dict[
         program = _export(settings, skeleton.module, bucket)
         tell()
         library = f"model-{number}.so"
-        _compile(program, cache_path(directory) / f"{number}.pt2", directory / library)
-        names = _constant_names(directory / library)
+        package = cache_path(directory) / f"{number}.pt2"
+        _compile(program, package, directory / library)
+        names = Container.open(directory / library).constants()
         constants |= {n: program.constants[n] for n in names.values() if n in program.constants and n not in constants}
-        packages.append({"library": library, "bucket": bucket and bucket.name, "constants": names})
+        packages.append(
+            {
+                "library": library,
+                "bucket": bucket and bucket.name,
+                "constants": names,
+                "custom_operators": _calls_custom_operators(package),
+            }
+        )
     tell()
     _check_known(skeleton, packages, constants)
     save_file({name: tensor.detach().clone().contiguous() for name, tensor in constants.items()}, directory / CONSTANTS)
@@ -119,10 +128,11 @@ def _compile(program: Any, package: Path, library: Path) -> None:
     library.chmod(0o755)
 
 
-def _constant_names(library: Path) -> dict[str, str]:
-    """Return the library's own names of its constants → names in the module."""
-    runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
-    return dict(runner.get_constant_names_to_original_fqns())
+def _calls_custom_operators(package: Path) -> bool:
+    """The generated code calls operators that have no C interface; they need torch's own runner."""
+    with zipfile.ZipFile(package) as archive:
+        sources = [archive.read(name) for name in archive.namelist() if name.endswith(".cpp")]
+    return any(b"aoti_torch_proxy_executor_call_function(proxy_executor" in source for source in sources)
 
 
 def _check_known(skeleton: Skeleton, packages: list[dict[str, Any]], constants: Mapping[str, Any]) -> None:

@@ -1,18 +1,26 @@
-"""AOTInductor packages opened by the container runner: no Dynamo, no compiler, weights by reference."""
+"""AOTInductor packages: no Dynamo, no compiler, weights by reference."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Protocol, Self
 
 import torch
 from safetensors.torch import load_file
 
 from app.artifacts import Artifact
 from app.buckets import Bucket
+from app.engines._container import Container
 from app.errors import ArtifactError
 from app.weights import LoadedModel
 
 CONSTANTS = "constants.safetensors"
+
+
+class Runner(Protocol):
+    """A loaded package that has its constants."""
+
+    def run(self, inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Run."""
 
 
 class AotEngine:
@@ -21,26 +29,20 @@ class AotEngine:
     plugin = True
     name = "aot"
 
-    def __init__(self, runners: Mapping[str | None, Any], kept: object) -> None:
+    def __init__(self, runners: Mapping[str | None, Runner], kept: object) -> None:
         self._runners = runners
-        self._kept = kept  # the runners hold bare pointers into these tensors
+        self._kept = kept  # the packages hold bare pointers into these tensors
 
     @classmethod
     def open(cls, model: LoadedModel, artifact: Artifact | None) -> Self:
-        """Open every package and give it its constants; raises ArtifactError when one is unknown.
-
-        Without its constants the first run of a package is a segmentation fault, so all names are checked first.
-        """
+        """Open every package and give it its constants; raises ArtifactError when one is unknown."""
         if artifact is None:
             raise ArtifactError("the aot engine needs an artifact")
         constants = {**load_file(artifact.path / CONSTANTS), **model.tensors}
-        runners: dict[str | None, Any] = {}
-        for package in artifact.content["packages"]:
-            runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(artifact.path / package["library"]), 1)
-            bound = _match(runner.get_constant_names_to_original_fqns(), constants, artifact.path / package["library"])
-            # use_inactive False, validate_full_updates True, user_managed True: pointers are stored, nothing is copied.
-            runner.update_constant_buffer(bound, False, True, True)
-            runners[package["bucket"]] = runner
+        runners = {
+            package["bucket"]: _open(artifact.path / package["library"], constants, package["custom_operators"])
+            for package in artifact.content["packages"]
+        }
         return cls(runners, constants)
 
     @property
@@ -51,8 +53,24 @@ class AotEngine:
     def run(self, inputs: Sequence[torch.Tensor], bucket: Bucket | None) -> Sequence[torch.Tensor]:
         """Run the package of the bucket, or the one for the whole range."""
         runner = self._runners[None if self.dynamic or bucket is None else bucket.name]
-        outputs: Sequence[torch.Tensor] = runner.run(list(inputs))
-        return outputs
+        return runner.run(list(inputs))
+
+
+def _open(library: Path, constants: Mapping[str, torch.Tensor], custom_operators: bool) -> Runner:
+    """Open one package; all names are checked first, since a run without its constants is a segmentation fault.
+
+    Operators without a C interface go through an executor that only torch's own runner makes: such a package runs
+    correctly, but keeps the interpreter lock while it does.
+    """
+    if custom_operators:
+        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
+        bound = _match(runner.get_constant_names_to_original_fqns(), constants, library)
+        # use_inactive False, validate_full_updates True, user_managed True: pointers are stored, nothing is copied.
+        runner.update_constant_buffer(bound, False, True, True)
+        return runner  # type: ignore[no-any-return]
+    container = Container.open(library)
+    container.bind(_match(container.constants(), constants, library))
+    return container
 
 
 def _match(names: Mapping[str, str], constants: Mapping[str, torch.Tensor], library: Path) -> dict[str, torch.Tensor]:
