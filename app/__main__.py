@@ -38,31 +38,31 @@ Format = Annotated[LogFormat, typer.Option("--log-format", help="auto: text on a
 @cli.command()
 def serve(config: Config, assignments: Assignments = None, log_format: Format = LogFormat.AUTO) -> None:
     """Run the sidecar until SIGTERM."""
-    from app import settings
+    from app import configure
 
-    loaded = settings.load(config, assignments or [])
-    from app import logs, server
+    loaded = configure.load(config, assignments or [])
+    from app import endings, logs, server
     from app.console import JsonConsole, TextConsole
 
     people = log_format is LogFormat.TEXT or (log_format is LogFormat.AUTO and sys.stdout.isatty())
     logs.configure(people)
-    server.leave(server.serve(loaded, TextConsole() if people else JsonConsole()))
+    endings.leave(server.serve(loaded, TextConsole() if people else JsonConsole()))
 
 
 @cli.command()
 def build(config: Config, assignments: Assignments = None, as_json: AsJson = False) -> None:
     """Build the compile artifact and exit; reads no weights, only the checkpoint's headers."""
-    from app import commands, settings
+    from app import commands, configure
 
-    _finish(commands.build(settings.load(config, assignments or []), _teller(as_json)), as_json)
+    _finish(commands.build(configure.load(config, assignments or []), _teller(as_json)), as_json)
 
 
 @cli.command()
 def check(config: Config, assignments: Assignments = None, as_json: AsJson = False) -> None:
     """Validate configuration, checkpoint and artifact without loading weights; print the plan."""
-    from app import commands, settings
+    from app import commands, configure
 
-    _finish(commands.check(settings.load(config, assignments or []), _teller(as_json)), as_json)
+    _finish(commands.check(configure.load(config, assignments or []), _teller(as_json)), as_json)
 
 
 @cli.command()

@@ -92,4 +92,3 @@ def _document(
         "buckets": [{"name": bucket.name, "required": bucket.required} for bucket in settings.buckets],
         "coverage": Coverage(settings.symbolic, settings.buckets, dynamic, settings.uncovered).rows(),
     }
-

@@ -105,7 +105,12 @@ def _print_running(snapshot: Snapshot, over: threading.Event) -> None:
 def _draw_bars(snapshot: Snapshot, over: threading.Event) -> None:
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description:<16}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[said]}"))
+    columns = (
+        TextColumn("{task.description:<16}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[said]}"),
+    )
     with Progress(*columns) as bars:
         tasks: dict[str, TaskID] = {}
         while not over.wait(0.1):

@@ -1,14 +1,14 @@
 """The one error tree; each class carries the exit code that the process leaves with.
 
-    WarmgateError
-    ├── SettingsError      2   the configuration
-    │   └── PluginError        a device, format or engine that does not exist or cannot work
-    ├── CheckpointError    3   the weights
-    ├── ResourceError      4   memory, device, port
-    ├── ArtifactError      5   compile artifacts and their build
-    ├── WarmupError        6   warm-up and the proof of answers
-    ├── StallError         7   no progress
-    └── DeviceLostError    8   the device is gone
+WarmgateError
+├── SettingsError      2   the configuration
+│   └── PluginError        a device, format or engine that does not exist or cannot work
+├── CheckpointError    3   the weights
+├── ResourceError      4   memory, device, port
+├── ArtifactError      5   compile artifacts and their build
+├── WarmupError        6   warm-up and the proof of answers
+├── StallError         7   no progress
+└── DeviceLostError    8   the device is gone
 """
 
 from collections.abc import Iterable

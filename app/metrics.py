@@ -23,7 +23,7 @@ Status = Callable[[], dict[str, Any]]
 
 def registry() -> CollectorRegistry:
     """Return a registry of this process's own, with the process collector and without `_created` series."""
-    disable_created_metrics()
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     made = CollectorRegistry()
     ProcessCollector(registry=made)
     return made
@@ -56,7 +56,9 @@ def _gauge(name: str, help_text: str, value: float) -> GaugeMetricFamily:
 
 
 def _process(status: dict[str, Any]) -> Iterator[Metric]:
-    info = GaugeMetricFamily("warmgate_info", "What is served.", labels=["version", "model", "model_version", "engine", "device"])
+    info = GaugeMetricFamily(
+        "warmgate_info", "What is served.", labels=["version", "model", "model_version", "engine", "device"]
+    )
     model, artifacts = status["model"], status["artifacts"]
     labels = [__version__, model["name"], model["version"], artifacts["engine"] or "", status["device"]["kind"] or ""]
     info.add_metric(labels, 1)
@@ -119,7 +121,9 @@ def _weights(status: dict[str, Any]) -> Iterator[Metric]:
 
 def _buckets(buckets: list[dict[str, Any]]) -> Iterator[Metric]:
     warm = GaugeMetricFamily("warmgate_bucket_warm", "1 once a bucket has been run and proven.", labels=["bucket"])
-    seconds = GaugeMetricFamily("warmgate_bucket_seconds", "Times of a bucket's warm-up runs.", labels=["bucket", "run"])
+    seconds = GaugeMetricFamily(
+        "warmgate_bucket_seconds", "Times of a bucket's warm-up runs.", labels=["bucket", "run"]
+    )
     for bucket in buckets:
         proven = bucket["state"] == "warm" and bucket["proof"] != "none"
         warm.add_metric([bucket["name"]], float(proven))

@@ -3,7 +3,7 @@
 import importlib
 import inspect
 import pkgutil
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from app.errors import PluginError
 
@@ -27,8 +27,7 @@ def load(package: str, name: str, protocol: type[P]) -> type[P]:
         raise PluginError(f"{module.__name__} must define one class with `plugin = True`, it defines {len(marked)}")
     if lacking := sorted(_members(protocol) - set(dir(marked[0]))):
         raise PluginError(f"{module.__name__}.{marked[0].__name__} lacks {', '.join(lacking)} of {protocol.__name__}")
-    found: type[P] = marked[0]
-    return found
+    return cast("type[P]", marked[0])
 
 
 def _members(protocol: type[Any]) -> set[str]:

@@ -77,7 +77,8 @@ def _bar(stage: Mapping[str, Any], end: float, critical: bool, width: int = 40) 
     left = min(width - 1, int(start / end * width)) if end else 0
     long = max(1, round((stop - start) / end * width)) if end else 1
     bar = (" " * left + "█" * long)[:width]
-    return f"{name} {bar:<{width}} {stop - start:6.2f} s {stage['state']}{', ' + stage['detail'] if stage['detail'] else ''}"
+    detail = f", {stage['detail']}" if stage["detail"] else ""
+    return f"{name} {bar:<{width}} {stop - start:6.2f} s {stage['state']}{detail}"
 
 
 def _bucket_lines(buckets: Sequence[Mapping[str, Any]]) -> list[str]:

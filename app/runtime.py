@@ -26,7 +26,9 @@ def import_torch() -> Runtime:
     import torch
 
     revision = str(torch.version.git_version)[:12]
-    return Runtime({"torch": f"{torch.__version__} ({revision})", "triton": _version("triton"), "numpy": _version("numpy")})
+    return Runtime(
+        {"torch": f"{torch.__version__} ({revision})", "triton": _version("triton"), "numpy": _version("numpy")}
+    )
 
 
 def imported_modules() -> int:

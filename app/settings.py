@@ -1,36 +1,14 @@
-"""The configuration: one YAML file, the environment and `--set`, parsed once; below this module neither exists."""
+"""The configuration as a value: every field, its default and what is allowed. `configure` reads it."""
 
-import difflib
 import fnmatch
-import os
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
-from pydantic_settings import SettingsError as PydanticSettingsError
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from app.buckets import Bucket, Dimension, cross
-from app.errors import SettingsError
 from app.servable import DATATYPES, TensorSpec
-
-# Names of the contract whose behaviour is not in this version: refused rather than silently ignored.
-NOT_YET: Mapping[str, tuple[Any, ...]] = {
-    "model.dtype": (None,),
-    "model.codec": (None,),
-    "warmup.samples": (None,),
-    "warmup.budget_bytes": (None,),
-    "uncovered": ("pad", "reject"),
-    "compile.engine": ("auto", "aot", "eager"),
-    "compile.on_miss": ("build", "fail"),
-    "compile.require_signature": (False,),
-    "compile.public_keys": ([],),
-    "compile.signing_key": (None,),
-    "device.kind": ("auto", "cpu"),
-    "readiness.depends_on": ([],),
-}
 
 
 class Section(BaseModel):
@@ -246,172 +224,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, **_: PydanticBaseSettingsSource
+        cls, settings_cls: type[BaseSettings], *sources: PydanticBaseSettingsSource, **named: PydanticBaseSettingsSource
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what `load` has merged counts, so the order of precedence is visible there."""
-        return (init_settings,)
-
-
-def load(file: Path, assignments: Sequence[str] = ()) -> Settings:
-    """Read file, environment and `--set` (the later wins); raises SettingsError that names every problem at once."""
-    problems: list[str] = []
-    merged = _merge(_merge(_read(file), _environment(problems)), _assigned(assignments, problems))
-    try:
-        settings = Settings(**merged)
-    except ValidationError as error:
-        problems += [_describe(row["type"], row["loc"], row["msg"], row["input"]) for row in error.errors()]
-        raise SettingsError(f"{file}: the configuration has {len(problems)} problem(s)", problems) from None
-    problems += _contradictions(settings)
-    if problems:
-        raise SettingsError(f"{file}: the configuration has {len(problems)} problem(s)", problems)
-    return settings
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """YAML that refuses a key given twice instead of taking the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
-        if twice := {key for key in keys if keys.count(key) > 1}:
-            raise yaml.constructor.ConstructorError(None, None, f"given twice: {sorted(twice)}", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        found = yaml.load(file.read_text(), _StrictLoader)  # noqa: S506 - derived from SafeLoader
-    except OSError as error:
-        raise SettingsError(f"{file} cannot be read: {error.strerror}; give a YAML file with --config") from error
-    except yaml.YAMLError as error:
-        raise SettingsError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(found, dict):
-        raise SettingsError(f"{file} holds {type(found).__name__}, expected a mapping with model, inputs, outputs …")
-    return found
-
-
-def _environment(problems: list[str]) -> dict[str, Any]:
-    """Read WARMGATE_A__B=value; an unknown section is a problem here, an unknown field is found by the model."""
-    try:
-        found: dict[str, Any] = EnvSettingsSource(Settings, env_parse_none_str="null")()
-    except PydanticSettingsError as error:
-        problems.append(f"environment: {error}; lists and mappings are given as JSON")
-        return {}
-    known = {name.upper() for name in Settings.model_fields}
-    for variable in os.environ:
-        section = variable.upper().removeprefix("WARMGATE_").partition("__")[0]
-        if variable.upper().startswith("WARMGATE_") and section not in known:
-            problems.append(f"{variable} names no field{_nearest(section, known)}")
-    return found
-
-
-def _assigned(assignments: Sequence[str], problems: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for assignment in assignments:
-        path, equals, text = assignment.partition("=")
-        if not equals or not all(path.split(".")):
-            problems.append(f"--set {assignment}: expected a.b=value")
-            continue
-        value: Any = yaml.safe_load(text) if text else None
-        for name in reversed(path.split(".")):
-            value = {name: value}
-        found = _merge(found, value)
-    return found
-
-
-def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(below)
-    for name, value in above.items():
-        old = merged.get(name)
-        merged[name] = _merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return merged
-
-
-def _describe(kind: str, location: tuple[str | int, ...], message: str, value: object) -> str:
-    """Return one problem as: field, value, what is allowed."""
-    field = ".".join(str(part) for part in location)
-    if kind == "missing":
-        return f"{field} is not set"
-    if kind == "extra_forbidden":
-        return f"{field} is no field{_nearest(str(location[-1]), _fields_at(location[:-1]))}"
-    shown = repr(value)
-    allowed = message.removeprefix("Value error, ").removeprefix("Input should be ")
-    return f"{field} = {shown if len(shown) < 80 else shown[:77] + '...'}: {allowed}"
-
-
-def _fields_at(location: tuple[str | int, ...]) -> set[str]:
-    model: Any = Settings
-    for part in location:
-        annotation = model.model_fields[part].annotation if hasattr(model, "model_fields") and part in model.model_fields else model
-        inner = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)]
-        model = inner[0] if inner else annotation
-    return set(model.model_fields) if hasattr(model, "model_fields") else set()
-
-
-def _nearest(name: str, known: set[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(sorted(known))}" if known else ""
-
-
-def _contradictions(settings: Settings) -> list[str]:
-    return [*_not_yet(settings), *_undeclared(settings), *_bucket_problems(settings), *_padding_problems(settings)]
-
-
-def _not_yet(settings: Settings) -> Iterator[str]:
-    for field, allowed in NOT_YET.items():
-        value: Any = settings
-        for part in field.split("."):
-            value = getattr(value, part)
-        if value not in allowed:
-            shown = " or ".join("null" if a is None else str(a) for a in allowed)
-            yield f"{field} = {value!r}: this version offers {shown}"
-
-
-def _undeclared(settings: Settings) -> Iterator[str]:
-    used = set()
-    for kind, tensors in (("inputs", settings.inputs), ("outputs", settings.outputs)):
-        for tensor in tensors:
-            names = {size for size in tensor.shape if isinstance(size, str)}
-            for name in sorted(names - set(settings.dimensions)):
-                yield f"{kind}.{tensor.name}.shape names {name}, which is not in dimensions"
-            used |= names if kind == "inputs" else set()
-    for name in sorted(set(settings.dimensions) - used):
-        yield f"dimensions.{name} is in no input's shape, so no request can say its size"
-
-
-def _bucket_problems(settings: Settings) -> Iterator[str]:
-    if settings.warmup.buckets == "all":
-        return
-    if not settings.warmup.buckets:
-        yield "warmup.buckets = []: at least one bucket must be warmed, else ready would mean nothing"
-    for index, row in enumerate(settings.warmup.buckets):
-        sizes = {name: size for name, size in row.items() if name != "required"}
-        if set(sizes) != set(settings.dimensions):
-            yield f"warmup.buckets.{index} gives {sorted(sizes)}, expected a size for each of {sorted(settings.dimensions)}"
-            continue
-        for name, size in sizes.items():
-            limits = settings.dimensions[name]
-            if not limits.min <= size <= limits.max:
-                yield f"warmup.buckets.{index}.{name} = {size}: allowed are {limits.min} to {limits.max}"
-
-
-def _padding_problems(settings: Settings) -> Iterator[str]:
-    if settings.compile.specialize == "bucket" and settings.uncovered == "pad":
-        for tensor in settings.inputs:
-            if tensor.pad is None and any(isinstance(size, str) for size in tensor.shape):
-                yield f"inputs.{tensor.name}.pad is not set, but uncovered: pad with compile.specialize: bucket pads it"
-
-
-def compiler_environment() -> dict[str, str]:
-    """Return the variables that change what torch compiles: read here because nothing else reads the environment.
-
-    The compiler is not among them: code is restored on machines that have none. The manifest records what built it.
-    """
-    names = ("TORCHINDUCTOR_", "TORCH_COMPILE", "TORCHDYNAMO_", "AOT_INDUCTOR", "ATEN_CPU_CAPABILITY")
-    # Where caches lie and how many threads fill them says nothing about what is in them.
-    ignored = {"TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"}
-    return {k: v for k, v in sorted(os.environ.items()) if k.startswith(names) and k not in ignored}
-
-
-def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a child process: this one's, with additions."""
-    return {**os.environ, **extra}
+        """Only what `configure.load` has merged counts, so the order of precedence is visible there."""
+        return (named["init_settings"],)

@@ -15,7 +15,7 @@ from app.report import BucketReport, critical_path
 from app.settings import Settings
 from app.stages.bind_engine import BoundEngine
 from app.stages.preflight import Preflight
-from app.startup import Startup, StageView
+from app.startup import StageView, Startup
 from app.weights import LoadedModel, ResidentWeights
 from app.weights.reading import resident_bytes
 
@@ -148,7 +148,11 @@ def _device(acquired: AcquiredDevice | None) -> dict[str, Any]:
     if acquired is None:
         return {"kind": None, "name": None, "fingerprint": None}
     device = acquired.device
-    return {"kind": device.kind, "name": device.name, "fingerprint": " ".join(f"{k}={v}" for k, v in acquired.fingerprint.items() if k != "flags")}
+    return {
+        "kind": device.kind,
+        "name": device.name,
+        "fingerprint": " ".join(f"{k}={v}" for k, v in acquired.fingerprint.items() if k != "flags"),
+    }
 
 
 def _error(startup: Startup) -> dict[str, Any] | None:

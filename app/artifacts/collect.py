@@ -9,8 +9,9 @@ from typing import Any
 import app
 from app.artifacts.sources import describe_sources
 from app.checkpoints import Checkpoint
+from app.environment import compiler_environment
 from app.identity import ArtifactIdentity
-from app.settings import Settings, compiler_environment
+from app.settings import Settings
 
 
 def collect(

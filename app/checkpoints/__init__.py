@@ -32,7 +32,7 @@ def file_stamp(status: os.stat_result) -> tuple[int, int, int, int]:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a tensor lies; `dtype` is the name that safetensors uses (F32, BF16, I64 …), `offset` is from file start."""
+    """Where a tensor lies; `dtype` is named as in safetensors (F32, BF16, I64 …), `offset` counts from file start."""
 
     name: str
     dtype: str

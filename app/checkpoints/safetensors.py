@@ -59,7 +59,9 @@ class Safetensors:
             for entry in entries:
                 if entry.name in tensors:
                     other = files[tensors[entry.name].file].path.name
-                    problems.append(f"{shard.name}: tensor {entry.name} is also in {other}; a name belongs to one shard")
+                    problems.append(
+                        f"{shard.name}: tensor {entry.name} is also in {other}; a name belongs to one shard"
+                    )
                 tensors[entry.name] = entry
         if problems:
             for file in files:
@@ -126,9 +128,7 @@ def _read_header(file: CheckpointFile, number: int, problems: list[str]) -> Iter
     yield from entries
 
 
-def _entry(
-    file: str, name: str, row: Any, number: int, base: int, problems: list[str]
-) -> TensorEntry | None:
+def _entry(file: str, name: str, row: Any, number: int, base: int, problems: list[str]) -> TensorEntry | None:
     try:
         dtype, shape, (begin, end) = row["dtype"], tuple(row["shape"]), row["data_offsets"]
         whole = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
@@ -136,7 +136,9 @@ def _entry(
         problems.append(f"{file}: tensor {name} has no dtype, shape and data_offsets")
         return None
     if not whole:
-        problems.append(f"{file}: tensor {name} has shape {list(shape)} at {[begin, end]}, expected whole numbers from 0")
+        problems.append(
+            f"{file}: tensor {name} has shape {list(shape)} at {[begin, end]}, expected whole numbers from 0"
+        )
         return None
     if dtype not in BITS:
         problems.append(f"{file}: tensor {name} is {dtype}, which cannot be read here; known are {', '.join(BITS)}")
@@ -145,7 +147,9 @@ def _entry(
     for size in shape:
         count *= size
     if end - begin != count:
-        problems.append(f"{file}: tensor {name} {dtype}{list(shape)} needs {count} bytes, its offsets give {end - begin}")
+        problems.append(
+            f"{file}: tensor {name} {dtype}{list(shape)} needs {count} bytes, its offsets give {end - begin}"
+        )
         return None
     return TensorEntry(name, dtype, shape, number, base + begin, count)
 
@@ -155,7 +159,8 @@ def _holes(file: CheckpointFile, entries: list[TensorEntry], base: int) -> Itera
     position = base
     for entry in sorted(entries, key=lambda e: (e.offset, e.nbytes)):
         if entry.offset != position:
-            yield f"{file.path.name}: tensor {entry.name} begins at {entry.offset}, expected {position} (hole or overlap)"
+            where = f"begins at {entry.offset}, expected {position}"
+            yield f"{file.path.name}: tensor {entry.name} {where} (hole or overlap)"
             return
         position += entry.nbytes
     if position != file.size:

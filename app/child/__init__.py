@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from app import errors
-from app.settings import Settings, child_environment
+from app.environment import child_environment
+from app.settings import Settings
 from app.startup import Progress
 
 # What a child tells once it is behind it; the last one says that the outcome is written.

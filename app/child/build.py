@@ -1,5 +1,6 @@
 """Export the skeleton with dynamic dimensions and build AOTInductor packages with external constants."""
 
+import json
 import shutil
 import time
 import zipfile
@@ -39,18 +40,11 @@ def work(settings: Settings, directory: Path, tell: Callable[[], None]) -> dict[
         program = _export(settings, skeleton.module, bucket)
         tell()
         library = f"model-{number}.so"
-        package = cache_path(directory) / f"{number}.pt2"
-        _compile(program, package, directory / library)
+        proxied = _compile(program, cache_path(directory) / f"{number}.pt2", directory / library)
         names = Container.open(directory / library).constants()
         constants |= {n: program.constants[n] for n in names.values() if n in program.constants and n not in constants}
-        packages.append(
-            {
-                "library": library,
-                "bucket": bucket and bucket.name,
-                "constants": names,
-                "custom_operators": _calls_custom_operators(package),
-            }
-        )
+        row = {"library": library, "bucket": bucket and bucket.name, "constants": names, "proxied": proxied}
+        packages.append(row)
     tell()
     _check_known(skeleton, packages, constants)
     save_file({name: tensor.detach().clone().contiguous() for name, tensor in constants.items()}, directory / CONSTANTS)
@@ -90,9 +84,11 @@ def _export(settings: Settings, module: nn.Module, bucket: Bucket | None) -> Any
     sizes = dict(bucket.sizes) if bucket else _example_sizes(settings)
     arrays = sample_inputs(settings.input_specs, sizes, seed="export")
     arguments = tuple(torch.from_numpy(array) for array in arrays.values())
-    symbols = {} if bucket else {
-        d.name: torch.export.Dim(d.name, min=d.min, max=d.max) for d in settings.symbolic if not d.fixed
-    }
+    symbols = (
+        {}
+        if bucket
+        else {d.name: torch.export.Dim(d.name, min=d.min, max=d.max) for d in settings.symbolic if not d.fixed}
+    )
     dynamic = tuple(
         {axis: symbols[size] for axis, size in enumerate(spec.shape) if isinstance(size, str) and size in symbols}
         for spec in settings.input_specs
@@ -111,7 +107,8 @@ def _example_sizes(settings: Settings) -> Mapping[str, int]:
     return sizes
 
 
-def _compile(program: Any, package: Path, library: Path) -> None:
+def _compile(program: Any, package: Path, library: Path) -> bool:
+    """Write the shared library beside which an executor's node list stands where one is needed; return whether."""
     import torch._inductor
 
     package.parent.mkdir(parents=True, exist_ok=True)
@@ -125,14 +122,22 @@ def _compile(program: Any, package: Path, library: Path) -> None:
             raise ArtifactError(f"the package holds {len(members)} libraries, expected one: {archive.namelist()}")
         with archive.open(members[0]) as source, library.open("wb") as target:
             shutil.copyfileobj(source, target)
-    library.chmod(0o755)
+        nodes = members[0].removesuffix(".so") + ".json"
+        if nodes not in archive.namelist():
+            return False
+        content = archive.read(nodes)
+    _check_operators(content)
+    library.with_suffix(".json").write_bytes(content)
+    return True
 
 
-def _calls_custom_operators(package: Path) -> bool:
-    """The generated code calls operators that have no C interface; they need torch's own runner."""
-    with zipfile.ZipFile(package) as archive:
-        sources = [archive.read(name) for name in archive.namelist() if name.endswith(".cpp")]
-    return any(b"aoti_torch_proxy_executor_call_function(proxy_executor" in source for source in sources)
+def _check_operators(nodes: bytes) -> None:
+    """Refuse operators that torch does not bring: nothing imports the library that registers them on a restart."""
+    targets = {row["node"]["target"] for row in json.loads(nodes)["nodes"]}
+    if foreign := sorted(target for target in targets if not target.startswith("aten::")):
+        raise ArtifactError(
+            f"the model calls custom operators ({', '.join(foreign)}), which compiled code cannot restore"
+        )
 
 
 def _check_known(skeleton: Skeleton, packages: list[dict[str, Any]], constants: Mapping[str, Any]) -> None:

@@ -35,7 +35,9 @@ class Container:
         self._path = library
         self._library = ctypes.CDLL(str(library))
         self._handle = ctypes.c_void_p()
-        self._call("AOTInductorModelContainerCreateWithDevice", ctypes.byref(self._handle), ctypes.c_size_t(1), b"cpu", None)
+        self._call(
+            "AOTInductorModelContainerCreateWithDevice", ctypes.byref(self._handle), ctypes.c_size_t(1), b"cpu", None
+        )
         self._outputs = self._count("AOTInductorModelContainerGetNumOutputs")
 
     @classmethod
@@ -64,7 +66,9 @@ class Container:
             # use_inactive: false; validate_full_update: true, so that a forgotten constant is an error.
             count = ctypes.c_size_t(len(entries))
             flags = (ctypes.c_bool(False), ctypes.c_bool(True))
-            self._call("AOTInductorModelContainerUpdateUserManagedConstantBufferPairs", self._handle, entries, count, *flags)
+            self._call(
+                "AOTInductorModelContainerUpdateUserManagedConstantBufferPairs", self._handle, entries, count, *flags
+            )
         finally:
             torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(capsules)  # the library made handles of its own
 

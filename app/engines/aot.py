@@ -40,7 +40,7 @@ class AotEngine:
             raise ArtifactError("the aot engine needs an artifact")
         constants = {**load_file(artifact.path / CONSTANTS), **model.tensors}
         runners = {
-            package["bucket"]: _open(artifact.path / package["library"], constants, package["custom_operators"])
+            package["bucket"]: _open(artifact.path / package["library"], constants, package["proxied"])
             for package in artifact.content["packages"]
         }
         return cls(runners, constants)
@@ -56,13 +56,13 @@ class AotEngine:
         return runner.run(list(inputs))
 
 
-def _open(library: Path, constants: Mapping[str, torch.Tensor], custom_operators: bool) -> Runner:
+def _open(library: Path, constants: Mapping[str, torch.Tensor], proxied: bool) -> Runner:
     """Open one package; all names are checked first, since a run without its constants is a segmentation fault.
 
-    Operators without a C interface go through an executor that only torch's own runner makes: such a package runs
-    correctly, but keeps the interpreter lock while it does.
+    `proxied`: some operators have no C interface and go through an executor that only torch's own runner makes. Such
+    a package runs correctly, but keeps the interpreter lock while it does.
     """
-    if custom_operators:
+    if proxied:
         runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
         bound = _match(runner.get_constant_names_to_original_fqns(), constants, library)
         # use_inactive False, validate_full_updates True, user_managed True: pointers are stored, nothing is copied.
@@ -82,4 +82,4 @@ def _match(names: Mapping[str, str], constants: Mapping[str, torch.Tensor], libr
 
 def stored_constants(artifact: Artifact) -> dict[str, torch.Tensor]:
     """Return the values that travel with the artifact because no checkpoint holds them."""
-    return load_file(artifact.path / CONSTANTS)
+    return dict(load_file(artifact.path / CONSTANTS))

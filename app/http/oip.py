@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -17,6 +17,7 @@ from app.servable import Rejected, TensorSpec
 # Decoding more than this takes longer than a probe may wait for the event loop.
 INLINE_BYTES = 256 * 1024
 
+T = TypeVar("T")
 NotReady = Callable[[], str | None]
 
 
@@ -157,7 +158,7 @@ def _encoded(protocol: Protocol, ask: Ask, outputs: Any) -> Response:
     return as_json(encode(protocol.name, protocol.version, ask, outputs))
 
 
-async def _off_loop(size: int, work: Callable[[], Any]) -> Any:
+async def _off_loop(size: int, work: Callable[[], T]) -> T:
     return await asyncio.to_thread(work) if size > INLINE_BYTES else work()
 
 

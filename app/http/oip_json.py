@@ -46,7 +46,7 @@ def _tensor(row: Any) -> tuple[str, Array]:
     name, datatype, shape = row["name"], row.get("datatype"), row.get("shape")
     if "binary_data_size" in (row.get("parameters") or {}):
         raise Rejected(501, f"input {name}: binary tensors are not supported by this version; send data as JSON")
-    if datatype not in DATATYPES:
+    if not isinstance(datatype, str) or datatype not in DATATYPES:
         raise Rejected(400, f"input {name}: datatype {datatype!r} is unknown; known are {', '.join(DATATYPES)}")
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
         raise Rejected(400, f"input {name}: shape must be a list of whole numbers, got {shape!r}")
@@ -98,7 +98,7 @@ def _wanted(asked: Any, outputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]
     for name in names:
         if name not in known:
             raise Rejected(400, f"unknown output {name!r}; the model gives {', '.join(known)}")
-    return tuple(known[name] for name in names)
+    return tuple(known[str(name)] for name in names)
 
 
 def encode(model: str, version: str, ask: Ask, outputs: Mapping[str, Array]) -> dict[str, Any]:

@@ -62,7 +62,9 @@ def routes(probes: Probes) -> APIRouter:
 def _simple(name: str, reason: str | None, headers: dict[str, str] | None = None) -> Response:
     if reason is None:
         return as_text("ok")
-    return as_text(f"[-]{name} failed: {reason[:REASON_LIMIT]}\n{name} check failed\n", 503, headers or retry_after(None))
+    return as_text(
+        f"[-]{name} failed: {reason[:REASON_LIMIT]}\n{name} check failed\n", 503, headers or retry_after(None)
+    )
 
 
 def _answer(probes: Probes, verdict: Verdict, request: Request) -> Response:

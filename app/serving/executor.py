@@ -16,7 +16,9 @@ from app.startup import Clock
 class Executor:
     """The servable: bounded, timed, one request a run."""
 
-    def __init__(self, forward: Forward, lane: DeviceLane, limits: Serving, metrics: RequestMetrics, clock: Clock) -> None:
+    def __init__(
+        self, forward: Forward, lane: DeviceLane, limits: Serving, metrics: RequestMetrics, clock: Clock
+    ) -> None:
         self._forward, self._lane, self._limits = forward, lane, limits
         self._metrics, self._clock = metrics, clock
         self._waiting = 0
@@ -89,4 +91,3 @@ class Executor:
         if route.kind is Kind.EXACT and route.bucket:
             metrics.note_first(route.bucket.name, answer.compute_s)
         metrics.padding.set(route.padding)
-

@@ -18,10 +18,17 @@ class RequestMetrics:
         self.requests = Counter("warmgate_requests", "Inference requests by status.", ["code"], registry=registry)
         self.rejected = Counter("warmgate_rejected", "Requests not run, by reason.", ["reason"], registry=registry)
         self.uncovered = Counter(
-            "warmgate_uncovered_requests", "Requests whose shape no warmed code covers as it is.", ["policy"], registry=registry
+            "warmgate_uncovered_requests",
+            "Requests whose shape no warmed code covers as it is.",
+            ["policy"],
+            registry=registry,
         )
         self.duration = Histogram(
-            "warmgate_request_duration_seconds", "Time of a request by part.", ["part"], buckets=SECONDS, registry=registry
+            "warmgate_request_duration_seconds",
+            "Time of a request by part.",
+            ["part"],
+            buckets=SECONDS,
+            registry=registry,
         )
         self.batch_size = Histogram(
             "warmgate_batch_size", "Requests run together.", buckets=(1, 2, 4, 8, 16, 32, 64), registry=registry

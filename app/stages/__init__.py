@@ -1,12 +1,12 @@
 """The start-up graph, one file a stage; what each needs and gives is its signature.
 
-    open-checkpoint ──> preflight ──> read-weights ──┬──────────────────────────────────────┐
-                                                     ├─> compute-reference ──────────────┐  │  (child, or a record)
-    import-runtime ──> acquire-device ──> find-artifact ──> build-artifact ─┬────────────┼──┤  (child, on a miss)
-                                                                            └─> build-skeleton  (eager engine only)
-                                                                                         │  │
-                      install-weights <─────────────────────────────────────────────────┼──┘
-                      install-weights ──> bind-engine ──> warm-buckets ──> prove-answers <┘ ──> ready
+open-checkpoint ──> preflight ──> read-weights ──┬──────────────────────────────────────┐
+                                                 ├─> compute-reference ──────────────┐  │  (child, or a record)
+import-runtime ──> acquire-device ──> find-artifact ──> build-artifact ─┬────────────┼──┤  (child, on a miss)
+                                                                        └─> build-skeleton  (eager engine only)
+                                                                                     │  │
+                  install-weights <─────────────────────────────────────────────────┼──┘
+                  install-weights ──> bind-engine ──> warm-buckets ──> prove-answers <┘ ──> ready
 """
 
 from app.settings import Settings

@@ -10,7 +10,7 @@ from app.weights import Skeleton
 @stage(Lane.DEVICE)
 def build_skeleton(
     settings: Settings, runtime: Runtime, code: Compiled | Uncompiled, progress: Progress
-) -> Skeleton | None | Skipped[Skeleton | None]:
+) -> Skeleton | Skipped[Skeleton | None] | None:
     """Give the module on meta for the eager engine.
 
     Compiled code does without: its artifact holds the table of tensors, the reference comes from a child, and the

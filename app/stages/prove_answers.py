@@ -85,6 +85,7 @@ class Difference:
 
 
 def compare(outputs: Outputs, expected: Outputs | None, tolerance: Tolerance) -> Difference:
+    """Compare output by output: names, shapes, dtypes, finite values, and |out - ref| <= atol + rtol * |ref|."""
     if expected is None:
         return Difference(None, "the reference has no answer for its inputs")
     worst = 0.0

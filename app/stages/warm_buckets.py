@@ -48,7 +48,7 @@ def warm_buckets(settings: Settings, engine: BoundEngine, progress: Progress) ->
         except Exception as error:
             if bucket.required:
                 raise WarmupError(f"required bucket {bucket.name} could not be warmed: {error}") from error
-            state = "skipped" if isinstance(error, BudgetSpent) else "failed"
+            state = "skipped" if isinstance(error, BudgetSpentError) else "failed"
             row = replace(rows[bucket.name], state=state, why=str(error))
         rows[bucket.name] = row
         progress.show(tuple(rows.values()))
@@ -57,13 +57,15 @@ def warm_buckets(settings: Settings, engine: BoundEngine, progress: Progress) ->
     return WarmEngine(_only(engine.forward, outputs.keys()), inputs, outputs, tuple(rows.values()))
 
 
-class BudgetSpent(WarmupError):
+class BudgetSpentError(WarmupError):
     """No time is left for a bucket."""
 
 
 def _within(until: float, bucket: Bucket, budget_s: float) -> None:
     if time.monotonic() > until:
-        raise BudgetSpent(f"warmup.budget_s = {budget_s} was spent before bucket {bucket.name}; raise it or warm fewer")
+        raise BudgetSpentError(
+            f"warmup.budget_s = {budget_s} was spent before bucket {bucket.name}; raise it or warm fewer"
+        )
 
 
 def _warm(

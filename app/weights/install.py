@@ -15,7 +15,9 @@ from app.weights.plan import ModelTable, WeightsPlan
 from app.weights.skeleton import meta_left
 
 
-def tensors_of(checkpoint: Checkpoint, maps: Sequence[mmap.mmap], plan: WeightsPlan) -> tuple[dict[str, torch.Tensor], int]:
+def tensors_of(
+    checkpoint: Checkpoint, maps: Sequence[mmap.mmap], plan: WeightsPlan
+) -> tuple[dict[str, torch.Tensor], int]:
     """Return the mapped tensors by checkpoint name, and the bytes that had to be copied to be aligned.
 
     Only what is not aligned to its own element is copied. Aligning further buys nothing on a CPU: MiniLM compiled with
@@ -47,9 +49,7 @@ def _tensor(view: memoryview, entry: TensorEntry) -> tuple[torch.Tensor, int]:
     return tensor.reshape(entry.shape), 0
 
 
-def install(
-    skeleton: Skeleton, checkpoint: Checkpoint, maps: Sequence[mmap.mmap], plan: WeightsPlan
-) -> LoadedModel:
+def install(skeleton: Skeleton, checkpoint: Checkpoint, maps: Sequence[mmap.mmap], plan: WeightsPlan) -> LoadedModel:
     """Assign every tensor into the module, keep ties, prove that nothing is left on meta.
 
     The plan is complete before this is called, so nothing can be half installed. Raises CheckpointError.
@@ -66,12 +66,17 @@ def install(
             f"{len(left)} tensor(s) of the module have no data after loading: {', '.join(left[:10])}; "
             f"the checkpoint does not hold them and an ordinary construction did not give them values"
         )
-    named = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
+    named = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
     tensors = {name: tensor.detach() for name, tensor in named.items()}
     return LoadedModel(tensors, plan, skeleton.table, module, copied)
 
 
-def bind(table: ModelTable, constants: Mapping[str, torch.Tensor], resident: ResidentWeights, plan: WeightsPlan) -> LoadedModel:
+def bind(
+    table: ModelTable, constants: Mapping[str, torch.Tensor], resident: ResidentWeights, plan: WeightsPlan
+) -> LoadedModel:
     """Give every name of the table its tensor without building the module; raises CheckpointError.
 
     `constants`: the values that travel with the artifact because no checkpoint holds them.

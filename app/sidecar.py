@@ -1,0 +1,182 @@
+"""One served model: its start-up, its readiness, its gate, and the answers that probes give from them."""
+
+import asyncio
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from app import metrics, status
+from app.console import Console
+from app.devices import AcquiredDevice
+from app.errors import WarmgateError
+from app.http.gate import Gate
+from app.lanes import DeviceLane, run_on_thread
+from app.logs import log
+from app.readiness import Check, Drain, Readiness
+from app.sentinel import LateCompiles
+from app.serving.executor import Executor
+from app.serving.requests import RequestMetrics
+from app.settings import Settings
+from app.stages import STARTUP
+from app.stages.prove_answers import ProvenModel
+from app.startup import Lane, Startup
+
+# While libraries are imported on another thread, the event loop waits this long for the interpreter lock at most.
+STARTUP_SWITCH_INTERVAL_S = 0.001
+# How long the leaving process waits for the builder to be stopped and its directory to be removed.
+SETTLE_S = 5.0
+
+
+class ProcessClock:
+    """Seconds since this process was started by the kernel, so that imports before the first line count too."""
+
+    def __init__(self) -> None:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        self._zero = time.monotonic() - (time.clock_gettime(time.CLOCK_BOOTTIME) - started)
+
+    def __call__(self) -> float:
+        """Return the age of the process in seconds."""
+        return time.monotonic() - self._zero
+
+    @property
+    def started_at(self) -> datetime:
+        """The moment the process started."""
+        return datetime.now(UTC) - timedelta(seconds=self())
+
+
+@dataclass
+class Sidecar:
+    """One served model and everything that tells its state."""
+
+    settings: Settings
+    clock: ProcessClock
+    console: Console
+    fatal: Callable[["Sidecar", WarmgateError], None]
+    after_ready: Callable[["Sidecar", ProvenModel], None]
+    servable: Executor | None = None
+    lag_s: float = 0.0
+    closed: bool = False
+    late: LateCompiles = field(default_factory=LateCompiles)
+
+    def __post_init__(self) -> None:
+        """Make the parts; nothing runs yet but the device thread, which waits."""
+        self.device_lane = DeviceLane(self.clock)
+        lanes = {Lane.DISK: run_on_thread, Lane.PROCESS: run_on_thread, Lane.DEVICE: self.device_lane.run}
+        self.startup = Startup(STARTUP, lanes, self.clock, self.console.changed)
+        self.drain = Drain(self.clock)
+        self.readiness = Readiness(*self._checks())
+        self.registry = metrics.registry()
+        self.requests = RequestMetrics(self.registry, (bucket.name for bucket in self.settings.buckets))
+        self.facts = status.Facts(
+            self.settings,
+            self.startup,
+            self.readiness,
+            self.drain,
+            self.clock.started_at,
+            self.clock,
+            lambda: self.late.count,
+            lambda: self.requests.first,
+        )
+        wall = self.clock.started_at.timestamp()
+        self.registry.register(
+            metrics.StateCollector(
+                self.report, self.readiness, lambda: self.lag_s, lambda: wall + self.device_lane.heartbeat
+            )
+        )
+
+    def report(self) -> dict[str, Any]:
+        """Return the start report as it stands."""
+        return status.document(self.facts)
+
+    def _checks(self) -> tuple[Check, ...]:
+        policy = self.settings.readiness.late_compile
+        return (
+            Check("startup", self.not_started),
+            *(self._stage_check(one.name) for one in STARTUP.stages),
+            Check("engine", self.engine_down),
+            Check("device", lambda: None if AcquiredDevice in self.startup.values else "not acquired yet"),
+            Check("late-compile", lambda: self.late.why_not(policy)),
+            Check("shutdown", self.drain.why_not),
+        )
+
+    def _stage_check(self, name: str) -> Check:
+        return Check(name, lambda: self.startup.view(name).reason, lambda: self.startup.view(name).ratio)
+
+    def not_started(self) -> str | None:
+        """Return why start-up has not finished, or None."""
+        if self.startup.error:
+            return f"failed: {str(self.startup.error).splitlines()[0]}"
+        missing = self.startup.missing()
+        if missing or self.servable is None:
+            running = ", ".join(view.name for view in missing if view.state == "running") or "none"
+            return f"{len(STARTUP.stages) - len(missing)} of {len(STARTUP.stages)} stages done, running: {running}"
+        return None
+
+    def engine_down(self) -> str | None:
+        """Return why the engine cannot run requests, or None; stages that use the device have checks of their own."""
+        limit = self.settings.startup.stall_timeout_s if self.startup.finished else float("inf")
+        return self.device_lane.why_not(limit)
+
+    def not_alive(self) -> str | None:
+        """Return why a restart would help, or None."""
+        if self.startup.error:
+            return f"start-up {self.not_started()}"
+        return self.engine_down()
+
+    def not_ready(self) -> str | None:
+        """Return the first reason against readiness, or None: the protocol's answer is that of /readyz."""
+        return next((f"{name}: {reason}" for name, reason in self.readiness.verdict().reasons.items()), None)
+
+    def gate(self) -> Gate:
+        """Return the gate in front of inference."""
+        closed = lambda: "the server is shutting down" if self.closed else None  # noqa: E731
+        return Gate(lambda: self.servable, self.startup.missing, self.engine_down, closed)
+
+    async def start(self) -> None:
+        """Run the graph to the end, then open the gate; a failure goes to `fatal`."""
+        sys.setswitchinterval(STARTUP_SWITCH_INTERVAL_S)
+        # Imports make hundreds of thousands of objects that live for ever. A full collection among them stops every
+        # thread for a third of a second and finds nothing.
+        gc.disable()
+        try:
+            await self.startup.run(self.settings)
+        except WarmgateError as error:
+            if error.__cause__ and not isinstance(error.__cause__, WarmgateError):
+                log.error("start-up failed", exc_info=error.__cause__)
+            self.fatal(self, error)
+            return
+        finally:
+            sys.setswitchinterval(0.005)
+            gc.freeze()
+            gc.enable()
+        proven: ProvenModel = self.startup.values[ProvenModel]
+        self.late.arm()
+        self.servable = Executor(proven.forward, self.device_lane, self.settings.serving, self.requests, self.clock)
+        self.console.ended(self.startup.finished_s)
+        await run_on_thread(lambda: self.after_ready(self, proven), "after-ready")
+
+    async def watch_loop(self) -> None:
+        """Measure how late the event loop is, twice a second."""
+        loop = asyncio.get_running_loop()
+        while True:
+            planned = loop.time() + 0.5
+            await asyncio.sleep(0.5)
+            self.lag_s = max(0.0, loop.time() - planned)
+
+    def settle(self) -> None:
+        """Stop the start-up and wait until no child process is left."""
+        self.startup.stop()
+        until = time.monotonic() + SETTLE_S
+        while (
+            any(thread.name in {"build-artifact", "compute-reference"} for thread in threading.enumerate())
+            and time.monotonic() < until
+        ):
+            time.sleep(0.02)
