@@ -10,11 +10,12 @@ from app.artifacts import Compiled, Missed, Restored, Uncompiled
 from app.buckets import Coverage
 from app.checkpoints import Checkpoint
 from app.errors import ArtifactError
+from app.graph import Graph, Lane
 from app.lanes import DeviceLane, run_on_thread
 from app.settings import Settings
 from app.stages import STARTUP
 from app.stages.preflight import Preflight
-from app.startup import Graph, Lane, StageView, Startup
+from app.startup import StageView, Startup
 from app.weights.plan import ModelTable, WeightsPlan, plan_weights
 
 Tell = Callable[[StageView], None]

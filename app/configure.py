@@ -35,7 +35,7 @@ class _StrictLoader(yaml.SafeLoader):
     """YAML that refuses a key given twice instead of taking the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]  # type: ignore[no-untyped-call]
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         if twice := {key for key in keys if keys.count(key) > 1}:
             raise yaml.constructor.ConstructorError(None, None, f"given twice: {sorted(twice)}", node.start_mark)
         return super().construct_mapping(node, deep)

@@ -16,6 +16,7 @@ from app import metrics, status
 from app.console import Console
 from app.devices import AcquiredDevice
 from app.errors import WarmgateError
+from app.graph import Lane
 from app.http.gate import Gate
 from app.lanes import DeviceLane, run_on_thread
 from app.logs import log
@@ -26,7 +27,7 @@ from app.serving.requests import RequestMetrics
 from app.settings import Settings
 from app.stages import STARTUP
 from app.stages.prove_answers import ProvenModel
-from app.startup import Lane, Startup
+from app.startup import Startup
 
 # While libraries are imported on another thread, the event loop waits this long for the interpreter lock at most.
 STARTUP_SWITCH_INTERVAL_S = 0.001

@@ -1,27 +1,17 @@
-"""The start-up graph: stages as functions, edges from their signatures, one enum of states, one table of moves."""
+"""Run the start-up graph: one enum of states, one table of moves, one object that changes."""
 
 import asyncio
-import graphlib
 import threading
-import types
-import typing
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
-from app.errors import SettingsError, StallError, WarmgateError
+from app.errors import StallError, WarmgateError
+from app.graph import Graph, Lane, Skipped, Stage
+from app.progress import Progress, Stopped
 
-T = TypeVar("T")
 Clock = Callable[[], float]
-
-
-class Lane(StrEnum):
-    """Where a stage runs."""
-
-    DISK = "disk"  # threads that read files
-    DEVICE = "device"  # the one thread that may touch the device
-    PROCESS = "process"  # a thread that waits for a child process
 
 
 class State(StrEnum):
@@ -45,153 +35,6 @@ MOVES: Mapping[State, frozenset[State]] = {
 }
 
 FINISHED = frozenset({State.DONE, State.SKIPPED})
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped(Generic[T]):
-    """What a stage returns that had nothing to do: the value its dependants need, and why there was nothing to do."""
-
-    value: T
-    why: str
-
-
-class Stopped(Exception):  # noqa: N818 - nobody's error: the start-up was told to end
-    """Raised inside a running stage once the start-up has been stopped."""
-
-
-class Progress:
-    """How far one stage has come; written by the stage on its lane, read by probes at any time."""
-
-    def __init__(self) -> None:
-        self.total = 0
-        self.unit = ""
-        self.detail = ""
-        self.rows: tuple[Any, ...] = ()
-        self._done = 0
-        self._observe: Callable[[], int] | None = None
-        self._stop = threading.Event()
-        self._lock = threading.Lock()
-
-    @property
-    def done(self) -> int:
-        """Units finished so far."""
-        return self._observe() if self._observe else self._done
-
-    @property
-    def ratio(self) -> float | None:
-        """Share finished, or None while the total is unknown."""
-        return min(1.0, self.done / self.total) if self.total else None
-
-    @property
-    def stopped(self) -> bool:
-        """The start-up has been told to end."""
-        return self._stop.is_set()
-
-    def expect(self, total: int, unit: str) -> None:
-        """Declare what is to be done."""
-        self.total, self.unit = total, unit
-
-    def advance(self, count: int = 1) -> None:
-        """Count finished units; raises Stopped when the start-up has been stopped."""
-        with self._lock:
-            self._done += count
-        self.check()
-
-    def check(self) -> None:
-        """Raise Stopped when the start-up has been stopped."""
-        if self.stopped:
-            raise Stopped
-
-    def observe(self, count: Callable[[], int]) -> None:
-        """Take progress from outside a call that cannot report it, for example modules imported so far."""
-        self._observe = count
-
-    def say(self, detail: str) -> None:
-        """Set the sentence that probes show beside the stage."""
-        self.detail = detail
-
-    def show(self, rows: Sequence[Any]) -> None:
-        """Publish records that belong to the stage, for example its buckets."""
-        self.rows = tuple(rows)
-
-    def stop(self) -> None:
-        """Ask the stage to end at its next step."""
-        self._stop.set()
-
-    def sign_of_life(self) -> tuple[int, str, int]:
-        """Return a value that changes whenever the stage gets anywhere."""
-        return self.done, self.detail, hash(self.rows)
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """A named function with the types it needs and the type it gives."""
-
-    name: str
-    run: Callable[..., Any]
-    needs: tuple[Any, ...]
-    gives: Any
-    lane: Lane
-
-
-def stage(lane: Lane) -> Callable[[Callable[..., Any]], Stage]:
-    """Make a stage of a function: parameters are its needs, the return annotation is its promise."""
-
-    def make(run: Callable[..., Any]) -> Stage:
-        hints = typing.get_type_hints(run)
-        gives = _promise(hints.pop("return"))
-        return Stage(run.__name__.replace("_", "-"), run, tuple(hints.values()), gives, lane)
-
-    return make
-
-
-def _promise(annotation: Any) -> Any:
-    """Drop `Skipped[…]` from a union: being skipped is an outcome of the stage, not of its value."""
-    if typing.get_origin(annotation) not in (types.UnionType, typing.Union):
-        return annotation
-    kept = [part for part in typing.get_args(annotation) if typing.get_origin(part) is not Skipped]
-    promise = kept[0]
-    for part in kept[1:]:
-        promise |= part
-    return promise
-
-
-class Graph:
-    """An immutable, proven set of stages: every need has one giver, nothing goes in a circle."""
-
-    def __init__(self, stages: Iterable[Stage], given: Iterable[Any] = ()) -> None:
-        self.given = frozenset(given)
-        by_type: dict[Any, Stage] = {}
-        for one in stages:
-            if one.gives in by_type or one.gives in self.given:
-                raise SettingsError(f"{one.name} and another stage both give {one.gives}; a value has one giver")
-            by_type[one.gives] = one
-        self.givers: Mapping[Any, Stage] = by_type
-        for one in by_type.values():
-            for need in one.needs:
-                if need not in by_type and need not in self.given and need is not Progress:
-                    raise SettingsError(f"{one.name} needs {need}, which no stage gives")
-        try:
-            order = graphlib.TopologicalSorter({s.name: self.before(s) for s in by_type.values()}).static_order()
-        except graphlib.CycleError as error:
-            raise SettingsError(f"the stages go in a circle: {' → '.join(error.args[1])}") from error
-        names = {s.name: s for s in by_type.values()}
-        self.stages: tuple[Stage, ...] = tuple(names[name] for name in order)
-
-    def before(self, one: Stage) -> tuple[str, ...]:
-        """Return the names of the stages that must end before this one starts."""
-        return tuple(self.givers[need].name for need in one.needs if need in self.givers)
-
-    def until(self, *promises: Any) -> "Graph":
-        """Return the part of the graph that is needed for these values."""
-        wanted: dict[str, Stage] = {}
-        open_needs = list(promises)
-        while open_needs:
-            giver = self.givers.get(open_needs.pop())
-            if giver and giver.name not in wanted:
-                wanted[giver.name] = giver
-                open_needs += giver.needs
-        return Graph((s for s in self.stages if s.name in wanted), self.given)
 
 
 class LaneRunner(Protocol):

@@ -17,8 +17,8 @@ from typing import IO, Any
 
 from app import errors
 from app.environment import child_environment
+from app.progress import Progress
 from app.settings import Settings
-from app.startup import Progress
 
 # What a child tells once it is behind it; the last one says that the outcome is written.
 STEPS = {

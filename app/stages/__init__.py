@@ -9,6 +9,7 @@ import-runtime ──> acquire-device ──> find-artifact ──> build-artifa
                   install-weights ──> bind-engine ──> warm-buckets ──> prove-answers <┘ ──> ready
 """
 
+from app.graph import Graph
 from app.settings import Settings
 from app.stages.acquire_device import acquire_device
 from app.stages.bind_engine import bind_engine
@@ -23,7 +24,6 @@ from app.stages.preflight import preflight
 from app.stages.prove_answers import prove_answers
 from app.stages.read_weights import read_weights
 from app.stages.warm_buckets import warm_buckets
-from app.startup import Graph
 
 STARTUP = Graph(
     [

@@ -2,9 +2,10 @@
 
 from app import plugins
 from app.devices import AcquiredDevice, Device
+from app.graph import Lane, stage
+from app.progress import Progress
 from app.runtime import Runtime
 from app.settings import Settings
-from app.startup import Lane, Progress, stage
 
 
 @stage(Lane.DEVICE)

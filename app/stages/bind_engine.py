@@ -6,9 +6,10 @@ from app import plugins
 from app.artifacts import Compiled, Uncompiled
 from app.buckets import Coverage
 from app.engines import Engine
+from app.graph import Lane, stage
+from app.progress import Progress
 from app.serving.forward import Forward
 from app.settings import Settings
-from app.startup import Lane, Progress, stage
 from app.weights import LoadedModel
 
 

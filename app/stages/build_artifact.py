@@ -8,8 +8,9 @@ from app.artifacts.seal import seal
 from app.artifacts.store import Store
 from app.devices import AcquiredDevice
 from app.errors import ArtifactError
+from app.graph import Lane, Skipped, stage
+from app.progress import Progress
 from app.settings import Settings
-from app.startup import Lane, Progress, Skipped, stage
 
 log = logging.getLogger("warmgate.builder")
 

@@ -1,9 +1,10 @@
 """Build the module without data, where this process runs it."""
 
 from app.artifacts import Compiled, Uncompiled
+from app.graph import Lane, Skipped, stage
+from app.progress import Progress
 from app.runtime import Runtime, imported_modules
 from app.settings import Settings
-from app.startup import Lane, Progress, Skipped, stage
 from app.weights import Skeleton
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from app import child
 from app.artifacts import Missed, Restored, golden
 from app.devices import AcquiredDevice
+from app.graph import Lane, Skipped, stage
+from app.progress import Progress
 from app.servable import Array
 from app.settings import Settings
-from app.startup import Lane, Progress, Skipped, stage
 from app.weights import ResidentWeights
 
 

@@ -5,9 +5,10 @@ from app.artifacts.collect import collect
 from app.artifacts.store import Store
 from app.checkpoints import Checkpoint
 from app.devices import AcquiredDevice
+from app.graph import Lane, stage
+from app.progress import Progress
 from app.runtime import Runtime
 from app.settings import Settings
-from app.startup import Lane, Progress, stage
 
 
 @stage(Lane.DISK)

@@ -1,7 +1,8 @@
 """Import torch: a stage like any other, because it takes longer than most."""
 
+from app.graph import Lane, stage
+from app.progress import Progress
 from app.runtime import Runtime, import_torch, imported_modules
-from app.startup import Lane, Progress, stage
 
 
 @stage(Lane.DEVICE)

@@ -2,8 +2,9 @@
 
 from app.artifacts import Compiled, Uncompiled
 from app.errors import ArtifactError
+from app.graph import Lane, stage
+from app.progress import Progress
 from app.settings import Settings
-from app.startup import Lane, Progress, stage
 from app.weights import LoadedModel, ResidentWeights, Skeleton
 from app.weights.plan import ModelTable, plan_weights
 

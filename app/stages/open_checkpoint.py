@@ -2,8 +2,9 @@
 
 from app import checkpoints
 from app.checkpoints import Checkpoint
+from app.graph import Lane, stage
+from app.progress import Progress
 from app.settings import Settings
-from app.startup import Lane, Progress, stage
 
 
 @stage(Lane.DISK)

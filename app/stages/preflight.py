@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from app import ledger
 from app.checkpoints import Checkpoint
 from app.errors import ResourceError
+from app.graph import Lane, stage
 from app.ledger import Row
+from app.progress import Progress
 from app.settings import Settings
-from app.startup import Lane, Progress, stage
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,14 @@ from app.artifacts import golden
 from app.buckets import Kind, Route
 from app.devices import AcquiredDevice
 from app.errors import WarmupError
+from app.graph import Lane, stage
+from app.progress import Progress
 from app.report import BucketReport
 from app.servable import Array
 from app.serving.forward import Forward
 from app.settings import Settings, Tolerance
 from app.stages.compute_reference import Reference, from_child
 from app.stages.warm_buckets import WarmEngine
-from app.startup import Lane, Progress, stage
 
 Outputs = Mapping[str, Array]
 

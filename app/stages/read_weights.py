@@ -3,9 +3,10 @@
 import os
 
 from app.checkpoints import Checkpoint
+from app.graph import Lane, stage
+from app.progress import Progress
 from app.settings import Settings
 from app.stages.preflight import Preflight
-from app.startup import Lane, Progress, stage
 from app.weights import ResidentWeights
 from app.weights.reading import read_resident
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 
 from app.buckets import Bucket, Coverage, Kind, Route
 from app.errors import WarmupError
+from app.graph import Lane, stage
+from app.progress import Progress
 from app.report import BucketReport
 from app.samples import sample_inputs
 from app.servable import Array
 from app.serving.forward import Forward
 from app.settings import Settings
 from app.stages.bind_engine import BoundEngine
-from app.startup import Lane, Progress, stage
 
 
 @dataclass(frozen=True, slots=True)

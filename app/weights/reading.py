@@ -13,7 +13,7 @@ from functools import partial
 from app.checkpoints import Checkpoint, CheckpointFile
 from app.errors import CheckpointError
 from app.lanes import spawn
-from app.startup import Progress
+from app.progress import Progress
 from app.weights import ResidentWeights
 
 # A step is long enough to be sequential for the disk and short enough for progress and for stopping.
