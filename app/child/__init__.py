@@ -81,6 +81,8 @@ def _child(task: str, directory: Path, threads: int, log: IO[bytes]) -> Iterator
         {
             "TORCHINDUCTOR_CACHE_DIR": str(cache_path(directory)),
             "TORCHINDUCTOR_COMPILE_THREADS": str(threads),
+            # The processor's flags tell its instruction set; compiling a program to ask again takes four seconds.
+            "TORCHINDUCTOR_VEC_ISA_OK": "1",
             "PYTHONUNBUFFERED": "1",
         }
     )
@@ -151,4 +153,4 @@ def _ending(code: int) -> str:
 def _tail(log: IO[bytes], limit: int = 2000) -> str:
     size = log.seek(0, os.SEEK_END)
     log.seek(max(0, size - limit))
-    return "end of the builder's log: " + " | ".join(log.read().decode(errors="replace").splitlines()[-12:])
+    return "end of its log: " + " | ".join(log.read().decode(errors="replace").splitlines()[-12:])

@@ -23,6 +23,15 @@ from app.weights.skeleton import build_skeleton
 
 CONSTANTS = "constants.safetensors"
 
+OPTIONS = {
+    # External constants: the code is one for every set of weights, and the weights exist once in memory.
+    "aot_inductor.package_constants_in_so": False,
+    # Precompiled headers pay from the third compilation on; a build has two, on a machine that is new each time
+    # (MiniLM: 38 s with them, 22 s without), and making them needs the openssl program.
+    "aot_inductor.precompile_headers": False,
+    "cpp_cache_precompile_headers": False,
+}
+
 
 def work(settings: Settings, directory: Path, tell: Callable[[], None]) -> dict[str, Any]:
     """Fill `directory` with packages and the constants that no checkpoint holds; return the manifest's content."""
@@ -112,9 +121,7 @@ def _compile(program: Any, package: Path, library: Path) -> bool:
     import torch._inductor
 
     package.parent.mkdir(parents=True, exist_ok=True)
-    # External constants: the code is one for every set of weights, and the weights exist once in memory.
-    options = {"aot_inductor.package_constants_in_so": False}
-    torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=options)
+    torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=OPTIONS)
     with zipfile.ZipFile(package) as archive:
         # Unpacked once here: package loaders unzip into a temporary directory at every start.
         members = [name for name in archive.namelist() if name.endswith(".wrapper.so")]

@@ -1,0 +1,93 @@
+"""Small models for tests that need a process but not a language model; parameters are named as in their files."""
+
+import time
+
+import torch
+from torch import Tensor, nn
+
+
+class Tiny(nn.Module):
+    """Two layers with tied-free weights, one buffer that no checkpoint holds, and a scale that one does."""
+
+    offsets: Tensor
+    scale: Tensor
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.second = nn.Linear(width, 4)
+        self.register_buffer("offsets", torch.arange(width, dtype=torch.float32) / width, persistent=False)
+        self.register_buffer("scale", torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x + self.offsets))) * self.scale
+
+
+class Tied(nn.Module):
+    """An embedding whose weight is also the output layer's; the file holds one of the names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, 8)
+        self.head = nn.Linear(8, 32, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.embed(ids).mean(dim=1))
+
+
+class Eigen(nn.Module):
+    """Uses an operator without a C interface, so its compiled form needs torch's own runner."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layer(x)
+        return torch.linalg.eigvalsh(hidden.unsqueeze(-1) @ hidden.unsqueeze(-2)) + 0 * x
+
+
+class Branching(Tiny):
+    """Cannot be exported: the path depends on the data."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = super().forward(x)
+        return hidden if float(x.sum()) > -1e9 else hidden * 2
+
+
+class Unequal(Tiny):
+    """Answers differently when compiled: the proof must find it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = super().forward(x)
+        return hidden + 1 if torch.compiler.is_exporting() else hidden
+
+
+def tiny() -> nn.Module:
+    return Tiny()
+
+
+def tied() -> nn.Module:
+    return Tied()
+
+
+def eigen() -> nn.Module:
+    return Eigen()
+
+
+def branching() -> nn.Module:
+    return Branching()
+
+
+def unequal() -> nn.Module:
+    return Unequal()
+
+
+def sleeping() -> nn.Module:
+    time.sleep(3600)  # a factory that hangs without using the processor
+    return Tiny()
+
+
+def raising() -> nn.Module:
+    raise RuntimeError("no such configuration")
