@@ -26,6 +26,8 @@ CONSTANTS = "constants.safetensors"
 OPTIONS = {
     # External constants: the code is one for every set of weights, and the weights exist once in memory.
     "aot_inductor.package_constants_in_so": False,
+    # Else vectors of up to eight elements are written into the code as numbers: here, as whatever the memory held.
+    "always_keep_tensor_constants": True,
     # Precompiled headers pay from the third compilation on; a build has two, on a machine that is new each time
     # (MiniLM: 38 s with them, 22 s without), and making them needs the openssl program.
     "aot_inductor.precompile_headers": False,

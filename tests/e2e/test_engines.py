@@ -1,0 +1,133 @@
+"""Which engine a model lands on, and that it answers as the module does."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.e2e import models
+from tests.e2e.conftest import JSON, Start, configuration, save
+from tests.e2e.harness import outputs
+
+
+def spread(*shape: int) -> torch.Tensor:
+    return torch.linspace(-1, 1, int(np.prod(shape))).reshape(shape)
+
+
+def answers(module: torch.nn.Module, x: torch.Tensor) -> Any:
+    with torch.no_grad():
+        return module(x).numpy()
+
+
+def test_a_model_that_cannot_be_exported_is_served_eager_with_the_reason(start: Start, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    module = models.Branching()
+    save(module, tmp_path / "model.safetensors")
+    server = start(configuration("branching", tmp_path / "model.safetensors", tmp_path / "store"))
+    server.wait()
+    report = server.status()
+    assert report["artifacts"]["engine"] == "eager"
+    assert report["artifacts"]["why"].startswith("the aot engine could not be built: ")
+    assert "data-dependent" in report["artifacts"]["why"].lower()
+    assert report["artifacts"]["layers"][-1]["result"] == "bypass"
+    assert report["weights"]["rebuilt_buffers"] == ["offsets"]
+    assert {bucket["proof"] for bucket in report["buckets"]} == {"reference"}
+    status, body = server.infer("branching", {"x": spread(3, 16).numpy()})
+    assert status == 200
+    assert np.abs(outputs(body) - answers(module, spread(3, 16))).max() < 1e-6
+    assert "end of its log" in server.text()
+
+
+def test_the_eager_engine_serves_when_it_is_asked_for(start: Start, tiny_config: JSON) -> None:
+    tiny_config["compile"]["engine"] = "eager"
+    server = start(tiny_config)
+    server.wait()
+    report = server.status()
+    assert (report["artifacts"]["engine"], report["artifacts"]["outcome"]) == ("eager", "none")
+    assert [(b["state"], b["proof"], b["max_error"]) for b in report["buckets"]] == [("warm", "reference", 0.0)] * 2
+
+
+def test_tied_weights_whose_file_holds_one_name_are_served_by_compiled_code(start: Start, tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    module = models.Tied()
+    save(module, tmp_path / "model.safetensors")
+    config = configuration(
+        "tied",
+        tmp_path / "model.safetensors",
+        tmp_path / "store",
+        inputs=[{"name": "ids", "datatype": "INT64", "shape": ["batch", "length"], "low": 0, "high": 32}],
+        outputs=[{"name": "scores", "datatype": "FP32", "shape": ["batch", 32]}],
+        dimensions={"length": {"min": 2, "max": 8, "buckets": [4]}},
+    )
+    server = start(config)
+    server.wait()
+    report = server.status()
+    assert report["artifacts"]["engine"] == "aot", report["artifacts"]["why"]
+    assert report["weights"]["ties"] == [["embed.weight", "head.weight"]]
+    ids = torch.arange(15).reshape(3, 5)
+    status, body = server.infer("tied", {"ids": ids.numpy()})
+    assert status == 200
+    assert np.abs(outputs(body) - answers(module, ids)).max() < 1e-6
+
+
+def test_an_operator_without_a_c_interface_runs_by_torchs_own_runner(start: Start, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    module = models.Eigen()
+    save(module, tmp_path / "model.safetensors")
+    config = configuration(
+        "eigen",
+        tmp_path / "model.safetensors",
+        tmp_path / "store",
+        inputs=[{"name": "x", "datatype": "FP32", "shape": ["batch", 4]}],
+    )
+    for outcome in ("rebuilt", "restored"):
+        server = start(config)
+        server.wait()
+        artifacts = server.status()["artifacts"]
+        assert (artifacts["engine"], artifacts["outcome"]) == ("aot", outcome), artifacts["why"]
+        status, body = server.infer("eigen", {"x": spread(3, 4).numpy()})
+        assert status == 200
+        assert np.abs(outputs(body) - answers(module, spread(3, 4))).max() < 1e-5
+        assert server.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def by_bucket(tmp_path_factory: pytest.TempPathFactory) -> JSON:
+    """A model compiled for its buckets alone, so that other shapes fall under the policy."""
+    directory = tmp_path_factory.mktemp("by-bucket")
+    torch.manual_seed(4)
+    save(models.Tiny(), directory / "model.safetensors")
+    return configuration("tiny", directory / "model.safetensors", directory / "store", compile={"specialize": "bucket"})
+
+
+def test_shapes_between_static_buckets_are_padded_and_sliced_back(start: Start, by_bucket: JSON) -> None:
+    torch.manual_seed(4)
+    module = models.Tiny()
+    server = start(by_bucket)
+    server.wait()
+    for rows in (1, 2, 5, 8):
+        status, body = server.infer("tiny", {"x": spread(rows, 16).numpy()})
+        assert status == 200
+        assert body["outputs"][0]["shape"] == [rows, 4]
+        assert np.abs(outputs(body) - answers(module, spread(rows, 16))).max() < 1e-6
+    metrics = server.get("/metrics")[1].decode()
+    assert 'warmgate_uncovered_requests_total{policy="pad"} 2.0' in metrics
+    status, body = server.infer("tiny", {"x": spread(9, 16).numpy()})
+    assert (status, body["error"]) == (400, "shape batch=9 is not covered; nearest covered: batch=8 or batch=2")
+
+
+def test_shapes_between_static_buckets_are_refused_when_the_policy_is_reject(start: Start, by_bucket: JSON) -> None:
+    server = start({**by_bucket, "uncovered": "reject"})
+    server.wait()
+    assert server.infer("tiny", {"x": spread(8, 16).numpy()})[0] == 200
+    status, body = server.infer("tiny", {"x": spread(5, 16).numpy()})
+    assert status == 400
+    assert body == {
+        "error": "shape batch=5 is not covered; nearest covered: batch=8 or batch=2",
+        "reason": "uncovered",
+    }
+    metrics = server.get("/metrics")[1].decode()
+    assert 'warmgate_uncovered_requests_total{policy="reject"} 1.0' in metrics
+    assert 'warmgate_rejected_total{reason="uncovered"} 1.0' in metrics
