@@ -139,13 +139,18 @@ class Coverage:
     def rows(self) -> list[dict[str, str]]:
         """Say for every bucket, the space between and the space beyond, how a shape there is served."""
         rows = [{"shapes": b.name, "served": str(Kind.EXACT), "by": b.name} for b in self.buckets]
-        largest = {d.name: max(dict(b.sizes)[d.name] for b in self.buckets) for d in self.dimensions}
         between = Kind.DYNAMIC if self.dynamic else Kind.PADDED if self.policy == "pad" else "rejected"
-        rows.append({"shapes": f"within {_text(largest)}", "served": str(between), "by": "the smallest that holds it"})
-        if any(largest[d.name] < d.max for d in self.dimensions):
+        outermost = [b for b in self.buckets if not any(o != b and o.holds(dict(b.sizes)) for o in self.buckets)]
+        rows += [
+            {"shapes": f"within {b.name}", "served": str(between), "by": "the smallest that holds it"}
+            for b in outermost
+        ]
+        limits = {d.name: d.max for d in self.dimensions}
+        if not any(b.holds(limits) for b in outermost):
             beyond = Kind.UNCOVERED if self.dynamic and self.policy != "reject" else "rejected"
-            limit = _text({d.name: d.max for d in self.dimensions})
-            rows.append({"shapes": f"beyond, within {limit}", "served": str(beyond), "by": f"policy {self.policy}"})
+            rows.append(
+                {"shapes": f"beyond, within {_text(limits)}", "served": str(beyond), "by": f"policy {self.policy}"}
+            )
         return rows
 
 

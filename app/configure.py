@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -15,13 +16,16 @@ from app.contradictions import contradictions
 from app.errors import SettingsError
 from app.settings import Settings
 
+# What Kubernetes puts into every pod beside a Service that is named warmgate or warmgate-…: not for us.
+SERVICE_LINK = re.compile(r"WARMGATE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
+
 
 def load(file: Path, assignments: Sequence[str] = ()) -> Settings:
     """Read file, environment and `--set` (the later wins); raises SettingsError that names every problem at once."""
     problems: list[str] = []
     merged = _merge(_merge(_read(file), _environment(problems)), _assigned(assignments, problems))
     try:
-        settings = Settings(**merged)
+        settings = Settings(**{str(name): value for name, value in merged.items()})
     except ValidationError as error:
         problems += [_describe(row["type"], row["loc"], row["msg"], row["input"]) for row in error.errors()]
         raise SettingsError(f"{file}: the configuration has {len(problems)} problem(s)", problems) from None
@@ -35,7 +39,7 @@ class _StrictLoader(yaml.SafeLoader):
     """YAML that refuses a key given twice instead of taking the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
         if twice := {key for key in keys if keys.count(key) > 1}:
             raise yaml.constructor.ConstructorError(None, None, f"given twice: {sorted(twice)}", node.start_mark)
         return super().construct_mapping(node, deep)
@@ -46,6 +50,8 @@ def _read(file: Path) -> dict[str, Any]:
         found = yaml.load(file.read_text(), _StrictLoader)  # noqa: S506 - derived from SafeLoader
     except OSError as error:
         raise SettingsError(f"{file} cannot be read: {error.strerror}; give a YAML file with --config") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{file} is not text: {error}") from error
     except yaml.YAMLError as error:
         raise SettingsError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict):
@@ -62,6 +68,8 @@ def _environment(problems: list[str]) -> dict[str, Any]:
         return {}
     known = {name.upper() for name in Settings.model_fields}
     for variable in os.environ:
+        if SERVICE_LINK.fullmatch(variable):
+            continue
         section = variable.upper().removeprefix("WARMGATE_").partition("__")[0]
         if variable.upper().startswith("WARMGATE_") and section not in known:
             problems.append(f"{variable} names no field{_nearest(section, known)}")
@@ -75,7 +83,11 @@ def _assigned(assignments: Sequence[str], problems: list[str]) -> dict[str, Any]
         if not equals or not all(path.split(".")):
             problems.append(f"--set {assignment}: expected a.b=value")
             continue
-        value: Any = yaml.safe_load(text) if text else None
+        try:
+            value: Any = yaml.safe_load(text) if text else None
+        except yaml.YAMLError as error:
+            problems.append(f"--set {assignment}: not YAML: {' '.join(str(error).split())}")
+            continue
         for name in reversed(path.split(".")):
             value = {name: value}
         found = _merge(found, value)

@@ -54,6 +54,9 @@ def _bucket_problems(settings: Settings) -> Iterator[str]:
         return
     if not settings.warmup.buckets:
         yield "warmup.buckets = []: at least one bucket must be warmed, else ready would mean nothing"
+    names = [bucket.name for bucket in settings.buckets] if _complete(settings) else []
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"warmup.buckets gives {name} twice"
     for index, row in enumerate(settings.warmup.buckets):
         sizes = {name: size for name, size in row.items() if name != "required"}
         if set(sizes) != set(settings.dimensions):
@@ -63,6 +66,11 @@ def _bucket_problems(settings: Settings) -> Iterator[str]:
             limits = settings.dimensions[name]
             if not limits.min <= size <= limits.max:
                 yield f"warmup.buckets.{index}.{name} = {size}: allowed are {limits.min} to {limits.max}"
+
+
+def _complete(settings: Settings) -> bool:
+    """Every listed bucket has a size for every dimension."""
+    return all(set(row) - {"required"} == set(settings.dimensions) for row in settings.warmup.buckets)
 
 
 def _padding_problems(settings: Settings) -> Iterator[str]:

@@ -79,7 +79,8 @@ class Graph:
                 if need not in by_type and need not in self.given and need is not Progress:
                     raise SettingsError(f"{one.name} needs {need}, which no stage gives")
         try:
-            order = graphlib.TopologicalSorter({s.name: self.before(s) for s in by_type.values()}).static_order()
+            sorter = graphlib.TopologicalSorter({s.name: self.before(s) for s in by_type.values()})
+            order = tuple(sorter.static_order())  # a generator: the circle is found while it runs
         except graphlib.CycleError as error:
             raise SettingsError(f"the stages go in a circle: {' → '.join(error.args[1])}") from error
         names = {s.name: s for s in by_type.values()}

@@ -32,16 +32,21 @@ class ArtifactIdentity:
         return tuple(
             f"{name} {_short(mine.get(name))} → {_short(theirs.get(name))}"
             for name in names
-            if mine.get(name) != theirs.get(name)
+            if _canonical(mine.get(name, ...)) != _canonical(theirs.get(name, ...))
         )
 
 
 def _flat(fields: Fields, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in fields.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def _canonical(value: Any) -> str:
+    """Return what the key is made of; an absent field is nothing that JSON knows."""
+    return "" if value is ... else json.dumps(value, sort_keys=True)
 
 
 def _short(value: Any) -> str:

@@ -20,7 +20,10 @@ def load(package: str, name: str, protocol: type[P]) -> type[P]:
     """Return the one class in `package.name` that has every member of `protocol`; raises PluginError."""
     if name not in names(package):
         raise PluginError(f"no plugin {name!r} in {package}; there are {', '.join(names(package))}")
-    module = importlib.import_module(f"{package}.{name}")
+    try:
+        module = importlib.import_module(f"{package}.{name}")
+    except ImportError as error:
+        raise PluginError(f"{package}.{name} cannot be imported: {error}; is its library installed?") from error
     classes = [c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__]
     marked = [c for c in classes if getattr(c, "plugin", False)]
     if len(marked) != 1:

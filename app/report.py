@@ -39,7 +39,7 @@ def critical_path(stages: Sequence[StageView]) -> tuple[str, ...]:
     if not ended:
         return ()
     path = [max(ended.values(), key=lambda one: one.end_s or 0.0)]
-    while held := _held_by(path[-1], ended):
+    while held := _held_by(path[-1], {name: one for name, one in ended.items() if one not in path}):
         path.append(held)
     return tuple(one.name for one in reversed(path))
 

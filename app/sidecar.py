@@ -20,6 +20,7 @@ from app.graph import Lane
 from app.http.gate import Gate
 from app.lanes import DeviceLane, run_on_thread
 from app.logs import log
+from app.progress import Stopped
 from app.readiness import Check, Drain, Readiness
 from app.sentinel import LateCompiles
 from app.serving.executor import Executor
@@ -149,6 +150,8 @@ class Sidecar:
         gc.disable()
         try:
             await self.startup.run(self.settings)
+        except Stopped:
+            return
         except WarmgateError as error:
             if error.__cause__ and not isinstance(error.__cause__, WarmgateError):
                 log.error("start-up failed", exc_info=error.__cause__)

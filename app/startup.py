@@ -100,7 +100,7 @@ class Startup:
     async def run(self, *seeds: Any) -> None:
         """Run every stage as soon as its needs are met; the first failure stops the rest and is raised.
 
-        Raises WarmgateError, with the cause chained where the fault was not one of ours.
+        Raises WarmgateError, with the cause chained where the fault was not one of ours, or Stopped.
         """
         self.values = {type(seed): seed for seed in seeds}
         ended = {name: asyncio.Event() for name in self._records}
@@ -110,6 +110,8 @@ class Startup:
                     group.create_task(self._follow(record, ended), name=record.stage.name)
         except BaseExceptionGroup as errors:
             self.stop()
+            if self.error is None and all(isinstance(error, Stopped) for error in errors.exceptions):
+                raise Stopped from None
             self.error = self.error or _as_ours(errors.exceptions[0], "start-up")
             raise self.error from errors.exceptions[0]
         except asyncio.CancelledError:
@@ -135,11 +137,13 @@ class Startup:
         except Stopped:
             self._move(record, State.STOPPED)
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             with self._lock:
                 record.progress.detail = str(error).split("\n")[0]
                 self._move(record, State.FAILED)
                 self.error = self.error or _as_ours(error, record.stage.name)
+            if isinstance(error, SystemExit):
+                raise self.error from error
             raise
         if isinstance(outcome, Skipped):
             record.progress.detail = outcome.why
@@ -156,7 +160,7 @@ class Startup:
             now = self._clock()
             record.life_s = now
             if to is State.RUNNING:
-                record.start_s = now
+                record.start_s, record.life = now, record.progress.sign_of_life()
             else:
                 record.end_s = now
         self._listener(self._view(record))

@@ -37,7 +37,7 @@ def verify(directory: Path, identity: ArtifactIdentity) -> Artifact | str:
     """Return the artifact, or what is wrong with it; reads every byte that will be loaded."""
     try:
         manifest = json.loads((directory / MANIFEST).read_bytes())
-        recorded = ArtifactIdentity(manifest["identity"])
+        recorded = ArtifactIdentity(dict(manifest["identity"]))
         listed = {row["path"]: (row["size"], row["sha256"]) for row in manifest["files"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{MANIFEST} cannot be read: {type(error).__name__}: {error}"
@@ -50,7 +50,9 @@ def verify(directory: Path, identity: ArtifactIdentity) -> Artifact | str:
 
 
 def _wrong_files(directory: Path, listed: Mapping[str, tuple[int, str]]) -> Iterator[str]:
-    present = {str(path.relative_to(directory)) for path in directory.rglob("*") if not path.is_dir()} - {MANIFEST}
+    present = {
+        str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_symlink() or not path.is_dir()
+    } - {MANIFEST}
     for name in sorted(present ^ listed.keys()):
         yield f"{name} is {'missing' if name in listed else 'not in the manifest'}"
     for name, (size, digest) in listed.items():

@@ -22,15 +22,19 @@ def describe_sources(factory: str) -> dict[str, str]:
     if _locate(module) is None and _distribution(module) is None:
         raise SettingsError(f"model.factory = {factory!r}: no module {module} found; is it on PYTHONPATH?")
     found: dict[str, str] = {}
+    installed: set[str] = set()
     todo = [module]
     while todo:
         name = todo.pop()
         top = name.partition(".")[0]
-        if name in found or top in sys.stdlib_module_names or top in found:
+        if name in found or top in sys.stdlib_module_names or top in installed:
             continue
         if distribution := _distribution(top):
             found[top] = distribution
+            installed.add(top)
             continue
+        if parent := name.rpartition(".")[0]:
+            todo.append(parent)  # importing a module runs every package around it
         path = _locate(name)
         if path is None:
             continue  # an attribute in `from package import attribute`, or an optional import that is not there

@@ -1,8 +1,8 @@
 """The directory of sealed artifacts: find by identity, publish by rename, set aside what is damaged."""
 
 import contextlib
+import errno
 import json
-import os
 import shutil
 import tempfile
 import time
@@ -68,9 +68,12 @@ class Store:
     def publish(self, directory: Path, identity: ArtifactIdentity) -> Artifact:
         """Move a sealed directory to its place at once; another process's artifact of the same identity is kept."""
         target = self.path / identity.key()
-        # Another pod may have published the same identity meanwhile: rename refuses, and theirs is as good.
-        with contextlib.suppress(FileExistsError, OSError if target.is_dir() else FileExistsError):
-            os.rename(directory, target)  # noqa: PTH104 - Path.rename would do the same; the errno matters here
+        try:
+            directory.rename(target)
+        except OSError as error:
+            # Another pod may have published the same identity meanwhile: theirs is as good, and readers have it.
+            if error.errno not in {errno.EEXIST, errno.ENOTEMPTY}:
+                raise
         sync(self.path)
         found = verify(target, identity)
         if isinstance(found, str):

@@ -51,11 +51,13 @@ class Safetensors:
         for shard, promised in expected.items():
             try:
                 files.append(_open_file(shard))
-            except OSError as error:
-                problems.append(f"{shard} cannot be opened: {error.strerror}")
+            except (OSError, ValueError) as error:
+                problems.append(f"{shard} cannot be opened: {getattr(error, 'strerror', error)}")
                 continue
+            found = len(problems)
             entries = list(_read_header(files[-1], len(files) - 1, problems))
-            problems += _against_index(shard, promised, entries)
+            if entries or len(problems) == found:
+                problems += _against_index(shard, promised, entries)
             for entry in entries:
                 if entry.name in tensors:
                     other = files[tensors[entry.name].file].path.name
@@ -112,7 +114,11 @@ def _open_file(path: Path) -> CheckpointFile:
 def _read_header(file: CheckpointFile, number: int, problems: list[str]) -> Iterator[TensorEntry]:
     """Yield the tensors of one file; what is wrong with it goes to `problems`."""
     name = file.path.name
-    head = os.pread(file.fd, 8, 0)
+    try:
+        head = os.pread(file.fd, 8, 0)
+    except OSError as error:
+        problems.append(f"{name} cannot be read: {error.strerror}")
+        return
     length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
     if not 2 <= length <= min(HEADER_LIMIT, file.size - 8):
         problems.append(f"{name}: {file.size} bytes with a header of {length} bytes; truncated, or not safetensors")
@@ -120,7 +126,7 @@ def _read_header(file: CheckpointFile, number: int, problems: list[str]) -> Iter
     try:
         header = json.loads(os.pread(file.fd, length, 8))
         rows = {key: value for key, value in header.items() if key != "__metadata__"}
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         problems.append(f"{name}: the header is not JSON ({error})")
         return
     entries = [e for key, row in rows.items() if (e := _entry(name, key, row, number, 8 + length, problems))]
@@ -140,7 +146,7 @@ def _entry(file: str, name: str, row: Any, number: int, base: int, problems: lis
             f"{file}: tensor {name} has shape {list(shape)} at {[begin, end]}, expected whole numbers from 0"
         )
         return None
-    if dtype not in BITS:
+    if not isinstance(dtype, str) or dtype not in BITS:
         problems.append(f"{file}: tensor {name} is {dtype}, which cannot be read here; known are {', '.join(BITS)}")
         return None
     count = BITS[dtype] // 8
@@ -169,7 +175,7 @@ def _holes(file: CheckpointFile, entries: list[TensorEntry], base: int) -> Itera
 
 
 def _against_index(shard: Path, promised: frozenset[str] | None, entries: list[TensorEntry]) -> Iterator[str]:
-    if promised is None or not entries:
+    if promised is None:
         return
     held = {entry.name for entry in entries}
     for name in sorted(promised - held):

@@ -22,6 +22,9 @@ _capsule_name = ctypes.pythonapi.PyCapsule_GetName
 _capsule_name.argtypes, _capsule_name.restype = (ctypes.py_object,), ctypes.c_char_p
 
 
+_BIND = "AOTInductorModelContainerUpdateUserManagedConstantBufferPairs"
+
+
 class _Entry(ctypes.Structure):
     """AOTInductorConstantMapEntry."""
 
@@ -48,6 +51,11 @@ class Container:
         except (OSError, AttributeError) as error:
             raise ArtifactError(f"{library} cannot be opened: {error}; build the artifact anew") from error
 
+    @property
+    def binds_by_reference(self) -> bool:
+        """The library can be given constants without torch's runner; older versions of the interface cannot."""
+        return hasattr(self._library, _BIND)
+
     def constants(self) -> dict[str, str]:
         """Return the library's own names of its constants → their names in the module."""
         names = {}
@@ -66,9 +74,7 @@ class Container:
             # use_inactive: false; validate_full_update: true, so that a forgotten constant is an error.
             count = ctypes.c_size_t(len(entries))
             flags = (ctypes.c_bool(False), ctypes.c_bool(True))
-            self._call(
-                "AOTInductorModelContainerUpdateUserManagedConstantBufferPairs", self._handle, entries, count, *flags
-            )
+            self._call(_BIND, self._handle, entries, count, *flags)
         finally:
             torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(capsules)  # the library made handles of its own
 

@@ -60,15 +60,15 @@ def _open(library: Path, constants: Mapping[str, torch.Tensor], proxied: bool) -
     """Open one package; all names are checked first, since a run without its constants is a segmentation fault.
 
     `proxied`: some operators have no C interface and go through an executor that only torch's own runner makes. Such
-    a package runs correctly, but keeps the interpreter lock while it does.
+    a package, and any whose C interface cannot bind constants, runs correctly but keeps the interpreter lock.
     """
-    if proxied:
+    container = Container.open(library)
+    if proxied or not container.binds_by_reference:
         runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
         bound = _match(runner.get_constant_names_to_original_fqns(), constants, library)
         # use_inactive False, validate_full_updates True, user_managed True: pointers are stored, nothing is copied.
         runner.update_constant_buffer(bound, False, True, True)
         return runner  # type: ignore[no-any-return]
-    container = Container.open(library)
     container.bind(_match(container.constants(), constants, library))
     return container
 

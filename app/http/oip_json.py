@@ -44,7 +44,7 @@ def _tensor(row: Any) -> tuple[str, Array]:
     if not isinstance(row, dict) or not isinstance(row.get("name"), str):
         raise Rejected(400, "every input must be an object with a name")
     name, datatype, shape = row["name"], row.get("datatype"), row.get("shape")
-    if "binary_data_size" in (row.get("parameters") or {}):
+    if "binary_data_size" in _parameters(name, row):
         raise Rejected(501, f"input {name}: binary tensors are not supported by this version; send data as JSON")
     if not isinstance(datatype, str) or datatype not in DATATYPES:
         raise Rejected(400, f"input {name}: datatype {datatype!r} is unknown; known are {', '.join(DATATYPES)}")
@@ -53,9 +53,21 @@ def _tensor(row: Any) -> tuple[str, Array]:
     if "data" not in row:
         raise Rejected(400, f"input {name}: data is missing")
     array = _array(name, row["data"], np.dtype(DATATYPES[datatype]))
+    if array.ndim > 1 and array.size and list(array.shape) != shape:
+        raise Rejected(400, f"input {name}: nested data of shape {list(array.shape)} for shape {shape}")
     if array.size != math.prod(shape):
         raise Rejected(400, f"input {name}: {array.size} values for shape {shape}, expected {math.prod(shape)}")
-    return name, array.reshape(shape)
+    try:
+        return name, array.reshape(shape)
+    except ValueError as error:
+        raise Rejected(400, f"input {name}: no array has the shape {shape}") from error
+
+
+def _parameters(name: str, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = row.get("parameters") or {}
+    if not isinstance(found, dict):
+        raise Rejected(400, f"input {name}: parameters must be an object")
+    return found
 
 
 def _array(name: str, data: Any, dtype: np.dtype[Any]) -> Array:
@@ -76,7 +88,11 @@ def _array(name: str, data: Any, dtype: np.dtype[Any]) -> Array:
         low, high = int(found.min()), int(found.max())
         if low < limits[0] or high > limits[1]:
             raise Rejected(400, f"input {name}: values from {low} to {high} do not fit {dtype}")
-    return found.astype(dtype, copy=False)
+    with np.errstate(over="ignore"):
+        made = found.astype(dtype, copy=False)
+    if dtype.kind == "f" and not np.isfinite(made).all():
+        raise Rejected(400, f"input {name}: values from {found.min()} to {found.max()} do not fit {dtype}")
+    return made
 
 
 def _integers(name: str, data: Any, dtype: np.dtype[Any]) -> Array:
@@ -87,7 +103,7 @@ def _integers(name: str, data: Any, dtype: np.dtype[Any]) -> Array:
     try:
         return values.astype(dtype)
     except OverflowError as error:
-        raise Rejected(400, f"input {name}: {error}") from error
+        raise Rejected(400, f"input {name}: a value does not fit {dtype}") from error
 
 
 def _wanted(asked: Any, outputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
@@ -96,7 +112,7 @@ def _wanted(asked: Any, outputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]
     known = {spec.name: spec for spec in outputs}
     names = [row.get("name") if isinstance(row, dict) else None for row in asked] if isinstance(asked, list) else [None]
     for name in names:
-        if name not in known:
+        if not isinstance(name, str) or name not in known:
             raise Rejected(400, f"unknown output {name!r}; the model gives {', '.join(known)}")
     return tuple(known[str(name)] for name in names)
 

@@ -52,7 +52,9 @@ def routes(probes: Probes) -> APIRouter:
     async def ready_check(check: str) -> Response:
         """One check holds."""
         if check not in probes.readiness.checks:
-            return as_json({"error": f"no check {check}; there are {', '.join(probes.readiness.checks)}"}, 404)
+            return as_json(
+                {"error": f"no check {check[:REASON_LIMIT]}; there are {', '.join(probes.readiness.checks)}"}, 404
+            )
         others = [name for name in probes.readiness.checks if name != check]
         return _simple(check, probes.readiness.verdict(others).reasons.get(check), retry_after(probes.eta_s()))
 
@@ -90,7 +92,7 @@ def _line(result: Result) -> str:
 
 
 def _warnings(verdict: Verdict) -> list[str]:
-    names = " ".join(f'"{name}"' for name in verdict.unmatched)
+    names = " ".join(f'"{name}"' for name in verdict.unmatched)[:REASON_LIMIT]
     return [f"warn: some health checks cannot be excluded: no matches for {names}"] if names else []
 
 

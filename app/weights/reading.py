@@ -51,7 +51,14 @@ def read_resident(checkpoint: Checkpoint, progress: Progress, threads: int) -> R
 
 def map_files(checkpoint: Checkpoint) -> tuple[mmap.mmap, ...]:
     """Map every file for reading only: no commit charge, no private copy, and a write would not pass unseen."""
-    return tuple(mmap.mmap(f.fd, f.size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ) for f in checkpoint.files)
+    return tuple(_map(file) for file in checkpoint.files)
+
+
+def _map(file: CheckpointFile) -> mmap.mmap:
+    try:
+        return mmap.mmap(file.fd, file.size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{file.path} cannot be mapped: {error}; was it truncated?") from error
 
 
 def resident_bytes(maps: Sequence[mmap.mmap]) -> int:

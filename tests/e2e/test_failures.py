@@ -225,9 +225,7 @@ def test_a_wrong_configuration_is_exit_code_2_with_every_problem(name: str, tiny
     assert "warmup.calls = 1: " in done.stderr
 
 
-def test_a_damaged_artifact_is_rejected_set_aside_and_rebuilt(
-    start: Start, tiny_config: JSON, tmp_path: Path
-) -> None:
+def test_a_damaged_artifact_is_rejected_set_aside_and_rebuilt(start: Start, tiny_config: JSON, tmp_path: Path) -> None:
     store = tmp_path / "store"
     shutil.copytree(tiny_config["compile"]["artifacts"], store)
     tiny_config["compile"]["artifacts"] = str(store)
@@ -298,7 +296,8 @@ def test_without_a_compiler_auto_serves_eager_and_says_why(start: Start, tiny_co
     artifacts = server.status()["artifacts"]
     assert (artifacts["engine"], artifacts["outcome"]) == ("eager", "none")
     assert artifacts["why"] == (
-        "the aot engine could not be built: no C++ compiler on this machine (g++): restore a built artifact, or install one"
+        "the aot engine could not be built: no C++ compiler on this machine (g++): "
+        "restore a built artifact, or install one"
     )
     assert server.infer("tiny", X)[0] == 200
 

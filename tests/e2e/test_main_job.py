@@ -150,9 +150,7 @@ def test_new_weights_hit_the_same_artifact_and_are_proven_against_their_own_refe
     assert server.stop() == 0
 
 
-def test_sigterm_under_load_turns_readiness_off_at_once_and_fails_no_request(
-    start: Start, minilm_config: JSON
-) -> None:
+def test_sigterm_under_load_turns_readiness_off_at_once_and_fails_no_request(start: Start, minilm_config: JSON) -> None:
     server = start(minilm_config)
     server.wait()
     with load(server, "minilm", INPUTS) as failures:
@@ -182,6 +180,6 @@ def test_the_pasted_curl_line_answers(start: Start, minilm_config: JSON) -> None
     server = start(minilm_config)
     server.wait()
     line = next(event["then"] for event in server.events() if event["event"] == "listening")
-    answer = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)  # noqa: S603
+    answer = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
     assert json.loads(answer.stdout)["outputs"][0]["shape"] == [1, 384]
     assert server.stop() == 0

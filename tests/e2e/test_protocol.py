@@ -120,7 +120,9 @@ def test_openmetrics_is_given_to_who_accepts_it(server: Server) -> None:
 def test_promtool_finds_nothing_to_say(server: Server) -> None:
     promtool = shutil.which("promtool")
     assert promtool, "promtool (Debian package prometheus) is needed for this test"
-    done = subprocess.run([promtool, "check", "metrics"], input=server.get("/metrics")[1], capture_output=True, check=False)  # noqa: S603
+    done = subprocess.run(
+        [promtool, "check", "metrics"], input=server.get("/metrics")[1], capture_output=True, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 

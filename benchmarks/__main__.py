@@ -1,0 +1,145 @@
+"""`make bench`: one run, one table; each row is a measured figure, its bound, and their ratio (1.00 or less holds)."""
+
+import json
+import shutil
+import statistics
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from app.report import compare, render
+from benchmarks.process import Sidecar, probing, resident_bytes_of, seconds_of
+
+BUCKETS = [(1, 32), (1, 128), (8, 32), (8, 128)]
+BETWEEN = [(2, 48), (3, 77), (6, 100)]
+WARM_STARTS = 5
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Row:
+    """A figure and what it must not exceed."""
+
+    what: str
+    measured: float
+    bound: float
+    unit: str
+    bound_text: str
+
+    @property
+    def ratio(self) -> float:
+        return self.measured / self.bound
+
+
+def main() -> None:
+    """Measure and print; exit code 1 when a bound does not hold."""
+    directory = Path(tempfile.mkdtemp(prefix="warmgate-bench-"))
+    try:
+        rows = list(measure(directory))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    table = Table("what", "measured", "bound", "is", "ratio", title="Warmgate on all-MiniLM-L6-v2")
+    for row in rows:
+        shown = (f"{value:.3g} {row.unit}" for value in (row.measured, row.bound))
+        mark = "" if row.ratio <= 1 else "  too much"
+        table.add_row(row.what, *shown, row.bound_text, f"{row.ratio:.2f}{mark}")
+    Console(width=150).print(table)
+    raise SystemExit(any(row.ratio > 1 for row in rows))
+
+
+def measure(directory: Path) -> Iterator[Row]:
+    """Yield every row; what it is compared with is measured between the same two starts."""
+    web_s, torch_s = seconds_of("import fastapi, uvicorn"), seconds_of("import torch")
+    torch_bytes = resident_bytes_of("import torch")
+    store = directory / "store"
+    with Sidecar(store) as sidecar:
+        open_s = sidecar.wait("/healthz", 0.002)
+        with probing(sidecar, "/healthz") as probes:
+            cold_s = sidecar.wait()
+        cold = sidecar.status()
+        cold_bytes = sidecar.resident_bytes()
+    yield Row("exec → first /healthz 200", open_s, 2.5 * web_s, "s", "2.5 × import fastapi, uvicorn")
+    yield from _warm_rows(store, torch_s, torch_bytes)
+    yield _cold_row(cold_s, cold)
+    yield from _probe_rows(probes)
+    yield _memory_row("host memory at ready, cold start", cold_bytes, torch_bytes, cold)
+    print(render(cold), end="\n\n")
+    print(render(json.loads(Path(f"{store}.json").read_text())), end="\n\n")
+    print(compare(cold, json.loads(Path(f"{store}.json").read_text())), end="\n\n")
+
+
+def _warm_rows(store: Path, torch_s: float, torch_bytes: int) -> Iterator[Row]:
+    times, runs, firsts, sizes, report = [], [], [], [], {}
+    for _ in range(WARM_STARTS):
+        with Sidecar(store) as sidecar:
+            times.append(sidecar.wait())
+            report = sidecar.status()
+            if report["artifacts"]["outcome"] != "restored":
+                raise SystemExit(f"not a warm start: {report['artifacts']}")
+            runs.append(sum(bucket["steady_s"] for bucket in report["buckets"]) * 3)
+            sizes.append(sidecar.resident_bytes())
+            firsts.append(_first_requests(sidecar))
+    bound = 1.5 * torch_s + 1.2 * statistics.median(runs)
+    text = "1.5 × import torch + 1.2 × all warm-up runs at steady speed"
+    yield Row("warm restart: exec → /readyz 200", statistics.median(times), bound, "s", text)
+    yield _memory_row("host memory at ready, warm restart", statistics.median(sizes), torch_bytes, report)
+    for shape in firsts[0]:
+        first = statistics.median(row[shape][0] for row in firsts)
+        steady = statistics.median(row[shape][1] for row in firsts)
+        kind = "bucket" if shape in BUCKETS else "between buckets"
+        what = f"first request after ready, {kind} {shape[0]}×{shape[1]}"
+        yield Row(what, first * 1e3, 1.3 * steady * 1e3, "ms", "1.3 × median of the next 20")
+
+
+def _first_requests(sidecar: Sidecar) -> dict[tuple[int, int], tuple[float, float]]:
+    """Return per shape the seconds of its first request after ready and the median of the next 20."""
+    ask = sidecar.asker()
+    found = {}
+    for shape in [*BUCKETS, *BETWEEN]:
+        body = _body(*shape)
+        first = ask(body)
+        found[shape] = (first, statistics.median(ask(body) for _ in range(20)))
+    return found
+
+
+def _body(rows: int, length: int) -> bytes:
+    generator = np.random.Generator(np.random.PCG64(rows * 1000 + length))
+    ids = generator.integers(1, 30000, (rows, length))
+    tensors = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    inputs = [
+        {"name": name, "shape": list(array.shape), "datatype": "INT64", "data": array.ravel().tolist()}
+        for name, array in tensors.items()
+    ]
+    return json.dumps({"inputs": inputs}).encode()
+
+
+def _cold_row(cold_s: float, report: Any) -> Row:
+    took = {stage["name"]: (stage["end_s"] or 0) - (stage["start_s"] or 0) for stage in report["stages"]}
+    bound = 1.15 * max(took["build-artifact"], took["read-weights"]) + took["warm-buckets"] + took["prove-answers"]
+    text = "1.15 × the longer of build and weights, + warm-up and proof"
+    return Row("cold start: exec → /readyz 200", cold_s, bound, "s", text)
+
+
+def _probe_rows(probes: list[tuple[int | None, float]]) -> Iterator[Row]:
+    refused = sum(code != 200 for code, _ in probes)
+    if refused:
+        raise SystemExit(f"{refused} of {len(probes)} probes were not answered with 200 after the first that was")
+    times = sorted(seconds for _, seconds in probes)
+    p99 = times[int(0.99 * (len(times) - 1))]
+    yield Row(f"/healthz during the cold start, p99 of {len(times)}", p99 * 1e3, 15, "ms", "15 ms; none refused")
+    yield Row("/healthz during the cold start, worst", times[-1] * 1e3, 200, "ms", "200 ms")
+
+
+def _memory_row(what: str, resident: float, torch_bytes: int, report: Any) -> Row:
+    bound = 1.1 * (report["weights"]["bytes"] + torch_bytes)
+    return Row(what, resident / MIB, bound / MIB, "MiB", "weights + a process that imported torch, + 10 %")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Start the sidecar on the example, probe it, ask it; everything through its socket, as the kubelet and a client do."""
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLE = ROOT / "examples/minilm.yaml"
+
+
+def environment() -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHINDUCTOR", "WARMGATE_"))}
+    return {**kept, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+
+
+def seconds_of(code: str, runs: int = 5) -> float:
+    """Return the median wall time of a whole Python process that runs `code`."""
+    times = []
+    for _ in range(runs):
+        began = time.monotonic()
+        subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), check=True)
+        times.append(time.monotonic() - began)
+    return statistics.median(times)
+
+
+def resident_bytes_of(code: str) -> int:
+    """Return the resident size of a Python process after it has run `code`."""
+    tell = "; print(next(l for l in open('/proc/self/status') if l.startswith('VmRSS')).split()[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", code + tell], cwd=ROOT, env=environment(), check=True, capture_output=True, text=True
+    )
+    return int(done.stdout) * 1024
+
+
+class Sidecar:
+    """One `serve` process; times count from its exec."""
+
+    def __init__(self, store: Path, *assignments: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        options = [f"http.port={self.port}", f"compile.artifacts={store}", f"report.file={store}.json", *assignments]
+        arguments = [part for option in options for part in ("--set", option)]
+        self.log = store.with_suffix(".log").open("ab")
+        self.began = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "app", "serve", "--config", str(EXAMPLE), *arguments],
+            cwd=ROOT,
+            env=environment(),
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+        )
+
+    def get(self, path: str) -> int | None:
+        """Ask as a probe does: a new connection; None when it is refused."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request("GET", path, headers={"Connection": "close"})
+            answer = connection.getresponse()
+            answer.read()
+        except OSError:
+            return None
+        finally:
+            connection.close()
+        return answer.status
+
+    def wait(self, path: str = "/readyz", every_s: float = 0.01) -> float:
+        """Return the seconds from exec until `path` says 200."""
+        while self.get(path) != 200:
+            if self.process.poll() is not None:
+                raise SystemExit(f"the sidecar ended with {self.process.returncode}; see {self.log.name}")
+            time.sleep(every_s)
+        return time.monotonic() - self.began
+
+    def status(self) -> Any:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection.request("GET", "/status")
+        return json.loads(connection.getresponse().read())
+
+    def resident_bytes(self) -> int:
+        rows = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(int(row.split()[1]) * 1024 for row in rows if row.startswith("VmRSS"))
+
+    def asker(self) -> Callable[[bytes], float]:
+        """Return a function that sends one inference on a kept connection and returns its seconds."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.connect()
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+        def ask(body: bytes) -> float:
+            began = time.perf_counter()
+            connection.request("POST", "/v2/models/minilm/infer", body)
+            answer = connection.getresponse()
+            answer.read()
+            taken = time.perf_counter() - began
+            if answer.status != 200:
+                raise SystemExit(f"an inference was answered with {answer.status}")
+            return taken
+
+        return ask
+
+    def __enter__(self) -> "Sidecar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGTERM)
+        self.process.wait()
+        self.log.close()
+
+
+@contextlib.contextmanager
+def probing(sidecar: Sidecar, path: str) -> Iterator[list[tuple[int | None, float]]]:
+    """Ask `path` every 10 ms while the block runs; yields (status or None, seconds) of every probe."""
+    rows: list[tuple[int | None, float]] = []
+    over = threading.Event()
+
+    def probe() -> None:
+        while not over.is_set():
+            began = time.perf_counter()
+            code = sidecar.get(path)
+            rows.append((code, time.perf_counter() - began))
+            time.sleep(0.01)
+
+    thread = threading.Thread(target=probe, daemon=True)
+    thread.start()
+    try:
+        yield rows
+    finally:
+        over.set()
+        thread.join()
