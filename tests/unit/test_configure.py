@@ -590,4 +590,4 @@ def test_what_kubernetes_sets_for_a_service_named_warmgate_is_not_taken_for_conf
     name: str, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, "tcp://10.0.0.1:8080")
-    assert configure.load(file).model.name == "minilm"
+    assert configure.load(file).model.name == "tiny"

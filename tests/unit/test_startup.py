@@ -331,25 +331,6 @@ def test_the_first_error_is_kept_when_another_comes_from_outside() -> None:
     assert startup.error is caught.value
 
 
-@pytest.mark.parametrize(
-    ("acts", "expected"),
-    [
-        ((stops, works, works), ended("stopped", "stopped", "stopped")),
-        ((works, stops, works), ended("done", "stopped", "stopped")),
-        ((works, works, stops), ended("done", "done", "stopped")),
-    ],
-)
-def test_a_stage_that_is_stopped_ends_the_start_up_without_an_error(
-    acts: tuple[Act, Act, Act], expected: dict[str, str]
-) -> None:
-    startup = Startup(chain(*acts), INLINE, Clock())
-
-    with pytest.raises(Stopped):
-        asyncio.run(startup.run())
-
-    assert (states(startup), startup.finished, startup.error) == (expected, False, None)
-
-
 def test_a_cancelled_start_up_stops_its_stages_and_has_no_error(meeting: Meeting) -> None:
     startup = Startup(chain(works, meeting.act, works), THREADS, Clock())
 
