@@ -104,13 +104,10 @@ def _print_running(snapshot: Snapshot, over: threading.Event) -> None:
 
 def _draw_bars(snapshot: Snapshot, over: threading.Event) -> None:
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+    from rich.table import Column
 
-    columns = (
-        TextColumn("{task.description:<16}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[said]}"),
-    )
+    name = TextColumn("{task.description}", table_column=Column(min_width=17, no_wrap=True))
+    columns = (name, BarColumn(bar_width=24), TimeElapsedColumn(), TextColumn("{task.fields[said]}"))
     with Progress(*columns) as bars:
         tasks: dict[str, TaskID] = {}
         while not over.wait(0.1):

@@ -125,7 +125,7 @@ def _follow(task: str, child: subprocess.Popen[bytes], progress: Progress, until
         progress.advance(told.count(b"\n") if told else 0)
         if time.monotonic() > until:
             raise ChildFailed(f"the {task} process ran longer than compile.build_timeout_s; raise it")
-        if turn % 10 == 0 and progress.done < progress.total:
+        if (told or turn % 10 == 0) and progress.done < progress.total:
             used = group_seconds(child.pid)
             progress.say(f"next: {STEPS[task][progress.done]}, {used:.0f} s of processor time used")
         turn += 1

@@ -5,6 +5,7 @@ from app.errors import ArtifactError
 from app.graph import Lane, stage
 from app.progress import Progress
 from app.settings import Settings
+from app.units import bytes_text
 from app.weights import LoadedModel, ResidentWeights, Skeleton
 from app.weights.plan import ModelTable, plan_weights
 
@@ -33,5 +34,7 @@ def install_weights(
         raise ArtifactError("there is neither compiled code nor a module to give weights to")
     progress.expect(len(plan.sources), "tensors")
     progress.advance(len(plan.sources))
-    progress.say(f"{len(plan.rebuilt)} rebuilt, {len(loaded.table.ties)} tied, {loaded.copied_bytes} bytes copied")
+    progress.say(
+        f"{len(plan.rebuilt)} rebuilt, {len(loaded.table.ties)} tied, {bytes_text(loaded.copied_bytes)} copied"
+    )
     return loaded

@@ -9,6 +9,7 @@ from app.graph import Lane, stage
 from app.ledger import Row
 from app.progress import Progress
 from app.settings import Settings
+from app.units import bytes_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,5 +31,5 @@ def preflight(settings: Settings, checkpoint: Checkpoint, progress: Progress) ->
             f"{int(limit * settings.memory.reserve_ratio)} do not fit into {limit} bytes of host memory with {used} in "
             f"use; raise the memory limit (or memory.host_limit_bytes), or lower memory.reserve_ratio"
         )
-    progress.say(f"{checkpoint.nbytes} bytes of weights, {limit - used} bytes free of {limit}")
+    progress.say(f"{bytes_text(checkpoint.nbytes)} of weights, {bytes_text(limit - used)} free of {bytes_text(limit)}")
     return Preflight((Row("checkpoint_mapped", planned_bytes=checkpoint.nbytes), Row("staging", planned_bytes=0)))

@@ -7,6 +7,7 @@ from app.graph import Lane, stage
 from app.progress import Progress
 from app.settings import Settings
 from app.stages.preflight import Preflight
+from app.units import bytes_text
 from app.weights import ResidentWeights
 from app.weights.reading import read_resident
 
@@ -16,4 +17,6 @@ def read_weights(settings: Settings, checkpoint: Checkpoint, fits: Preflight, pr
     """Give weights whose every page is in memory and whose content is known by its digest."""
     del settings, fits
     # More threads than processors do not hash faster, and four keep a local disk busy.
-    return read_resident(checkpoint, progress, threads=max(1, min(4, len(os.sched_getaffinity(0)))))
+    read = read_resident(checkpoint, progress, threads=max(1, min(4, len(os.sched_getaffinity(0)))))
+    progress.say(f"{bytes_text(round(read.bytes_read / read.seconds))}/s, file cache was {read.file_cache}")
+    return read

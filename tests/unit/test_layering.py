@@ -17,7 +17,7 @@ ROOT = Path(app.__file__).parent
 
 # From the bottom to the top; an import goes to a lower rank or stays in its own. Every module has its place here.
 RANKS: tuple[tuple[str, ...], ...] = (
-    ("app", "app.errors"),
+    ("app", "app.errors", "app.units"),
     (
         "app.buckets",
         "app.configure",
