@@ -16,6 +16,7 @@ from app.identity import ArtifactIdentity
 
 _BUILDING = ".building-"
 _REJECTED = ".rejected-"
+_ABANDONED_S = 86400
 
 
 class Store:
@@ -55,6 +56,7 @@ class Store:
         """Give a private directory on the store's file system; whatever is left of it is removed."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            self._forget_old_workspaces()
             directory = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=self.path))
         except OSError as error:
             raise ArtifactError(
@@ -64,6 +66,13 @@ class Store:
             yield directory
         finally:
             shutil.rmtree(directory, ignore_errors=True)
+
+    def _forget_old_workspaces(self) -> None:
+        """Remove what a process that was killed has left; a day is longer than any build may take."""
+        for left in self.path.glob(f"{_BUILDING}*"):
+            with contextlib.suppress(OSError):
+                if time.time() - left.stat().st_mtime > _ABANDONED_S:
+                    shutil.rmtree(left, ignore_errors=True)
 
     def publish(self, directory: Path, identity: ArtifactIdentity) -> Artifact:
         """Move a sealed directory to its place at once; another process's artifact of the same identity is kept."""

@@ -6,6 +6,7 @@ Two tasks: `build` (export and compile, needs shapes only) and `reference` (the 
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,11 @@ from app import errors
 from app.environment import child_environment
 from app.progress import Progress
 from app.settings import Settings
+from app.units import bytes_text
+
+OUTCOME = "outcome.json"
+# Less free space than this, and a failure may well be the disk's.
+ROOM = 64_000_000
 
 # What a child tells once it is behind it; the last one says that the outcome is written.
 STEPS = {
@@ -39,47 +45,52 @@ def run(task: str, settings: Settings, directory: Path, threads: int, progress: 
     processor time, so that one long compiler run is not taken for a stall.
     """
     progress.expect(len(STEPS[task]), "steps")
-    with tempfile.TemporaryFile() as log, _child(task, directory, threads, log) as child:
-        _feed(child, settings, directory)
+    with (
+        # Local and private: a compiler's scratch files have no business on a volume that pods share.
+        tempfile.TemporaryDirectory(prefix="warmgate-") as scratch,
+        tempfile.TemporaryFile() as log,
+        _child(task, Path(scratch), threads, log) as child,
+    ):
+        _feed(child, settings, directory, Path(scratch))
         _follow(task, child, progress, time.monotonic() + settings.compile.build_timeout_s)
         code = child.wait()
-        found = _outcome(directory)
+        found = _outcome(Path(scratch))
         if code == 0 and "content" in found:
             return dict(found["content"])
-        raise _failure(task, found, code, log)
+        raise _failure(task, found, code, log, full=_full_disk(directory, Path(scratch)))
 
 
-def _outcome(directory: Path) -> dict[str, Any]:
+def _outcome(scratch: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(outcome_path(directory).read_bytes())
+        found: dict[str, Any] = json.loads((scratch / OUTCOME).read_bytes())
     except (OSError, ValueError):
         return {}
     return found
 
 
-def outcome_path(directory: Path) -> Path:
-    """Return where the child tells its outcome: beside the directory that it fills."""
-    return directory.with_suffix(".outcome")
+def _full_disk(*directories: Path) -> str:
+    """Say which disk is nearly full: compilers that hit its end report anything but that."""
+    free = {directory: shutil.disk_usage(directory).free for directory in directories if directory.exists()}
+    full = [
+        f"only {bytes_text(count)} are free at {directory.parent}" for directory, count in free.items() if count < ROOM
+    ]
+    return "".join(f"; {text}" for text in full)
 
 
-def cache_path(directory: Path) -> Path:
-    """Return where the compiler keeps what it needs on the way."""
-    return directory.with_suffix(".cache")
-
-
-def _failure(task: str, found: dict[str, Any], code: int, log: IO[bytes]) -> errors.WarmgateError:
+def _failure(task: str, found: dict[str, Any], code: int, log: IO[bytes], full: str) -> errors.WarmgateError:
     kind = getattr(errors, str(found.get("kind")), None)
     if isinstance(kind, type) and issubclass(kind, errors.WarmgateError):
         message, *problems = found["error"].split("\n  - ")
         return kind(message, problems)
-    return ChildFailed(found.get("error") or f"the {task} process ended with {_ending(code)}", [_tail(log)])
+    told = found.get("error") or f"the {task} process ended with {_ending(code)}"
+    return ChildFailed(told + full, [_tail(log)])
 
 
 @contextlib.contextmanager
-def _child(task: str, directory: Path, threads: int, log: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+def _child(task: str, scratch: Path, threads: int, log: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     environment = child_environment(
         {
-            "TORCHINDUCTOR_CACHE_DIR": str(cache_path(directory)),
+            "TORCHINDUCTOR_CACHE_DIR": str(scratch / "cache"),
             "TORCHINDUCTOR_COMPILE_THREADS": str(threads),
             # The processor's flags tell its instruction set; compiling a program to ask again takes four seconds.
             "TORCHINDUCTOR_VEC_ISA_OK": "1",
@@ -107,8 +118,9 @@ def _child(task: str, directory: Path, threads: int, log: IO[bytes]) -> Iterator
                     pipe.close()
 
 
-def _feed(child: subprocess.Popen[bytes], settings: Settings, directory: Path) -> None:
-    request = {"settings": settings.model_dump(mode="json"), "directory": str(directory)}
+def _feed(child: subprocess.Popen[bytes], settings: Settings, directory: Path, scratch: Path) -> None:
+    """Send the request: the settings, the directory to fill, and one for everything on the way."""
+    request = {"settings": settings.model_dump(mode="json"), "directory": str(directory), "scratch": str(scratch)}
     if child.stdin:
         with contextlib.suppress(BrokenPipeError):  # it died at once; its exit code and log tell why
             child.stdin.write(json.dumps(request).encode())

@@ -4,13 +4,12 @@ import ctypes
 import importlib
 import json
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from app.child import cache_path, outcome_path
+from app.child import OUTCOME
 from app.errors import WarmgateError
 from app.settings import Settings
 
@@ -18,7 +17,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    """Do the task of the command line on the request in standard input; the outcome is written beside the directory."""
+    """Do the command line's task on the request in standard input; the outcome is left in the scratch directory."""
     task, parent = sys.argv[1], int(sys.argv[2])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -26,20 +25,18 @@ def main() -> int:
     os.nice(19)  # requests and probes come first
     tell = _teller()
     request = json.loads(sys.stdin.buffer.read())
-    directory = Path(request["directory"])
+    directory, scratch = Path(request["directory"]), Path(request["scratch"])
     try:
         settings = Settings(**request["settings"])
         tell()
         work = importlib.import_module(f"app.child.{task}").work
         tell()
-        outcome = {"content": work(settings, directory, tell)}
+        outcome = {"content": work(settings, directory, scratch, tell)}
     except Exception as error:
         told = str(error) if isinstance(error, WarmgateError) else f"{type(error).__name__}: {_first_line(error)}"
-        outcome_path(directory).write_text(json.dumps({"kind": type(error).__name__, "error": told}))
+        (scratch / OUTCOME).write_text(json.dumps({"kind": type(error).__name__, "error": told}))
         raise
-    finally:
-        shutil.rmtree(cache_path(directory), ignore_errors=True)
-    outcome_path(directory).write_text(json.dumps(outcome))
+    (scratch / OUTCOME).write_text(json.dumps(outcome))
     return 0
 
 

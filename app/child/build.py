@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 from torch import nn
 
 from app.buckets import Bucket
-from app.child import cache_path
 from app.engines._container import Container
 from app.errors import ArtifactError
 from app.samples import sample_inputs
@@ -35,7 +34,7 @@ OPTIONS = {
 }
 
 
-def work(settings: Settings, directory: Path, tell: Callable[[], None]) -> dict[str, Any]:
+def work(settings: Settings, directory: Path, scratch: Path, tell: Callable[[], None]) -> dict[str, Any]:
     """Fill `directory` with packages and the constants that no checkpoint holds; return the manifest's content."""
     if shutil.which("g++") is None and shutil.which("c++") is None and shutil.which("clang++") is None:
         raise ArtifactError("no C++ compiler on this machine (g++): restore a built artifact, or install one")
@@ -51,7 +50,7 @@ def work(settings: Settings, directory: Path, tell: Callable[[], None]) -> dict[
         program = _export(settings, skeleton.module, bucket)
         tell()
         library = f"model-{number}.so"
-        proxied = _compile(program, cache_path(directory) / f"{number}.pt2", directory / library)
+        proxied = _compile(program, scratch / f"{number}.pt2", directory / library)
         names = Container.open(directory / library).constants()
         constants |= {n: program.constants[n] for n in names.values() if n in program.constants and n not in constants}
         row = {"library": library, "bucket": bucket and bucket.name, "constants": names, "proxied": proxied}
@@ -122,7 +121,6 @@ def _compile(program: Any, package: Path, library: Path) -> bool:
     """Write the shared library beside which an executor's node list stands where one is needed; return whether."""
     import torch._inductor
 
-    package.parent.mkdir(parents=True, exist_ok=True)
     torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=OPTIONS)
     with zipfile.ZipFile(package) as archive:
         # Unpacked once here: package loaders unzip into a temporary directory at every start.

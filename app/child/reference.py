@@ -19,11 +19,12 @@ from app.weights.reading import map_files
 from app.weights.skeleton import build_skeleton
 
 
-def work(settings: Settings, directory: Path, tell: Callable[[], None]) -> dict[str, Any]:
+def work(settings: Settings, directory: Path, scratch: Path, tell: Callable[[], None]) -> dict[str, Any]:
     """Write the answers by case into `directory`; raises CheckpointError when checkpoint and model do not fit.
 
     The files are mapped, not read: the server that started this process has made their pages resident.
     """
+    del scratch
     torch.set_num_threads(settings.device.threads or torch.get_num_threads())
     checkpoint = open_checkpoint(settings.model.checkpoint)
     skeleton = build_skeleton(settings.model)

@@ -64,8 +64,24 @@ class Unequal(Tiny):
         return hidden + 1 if torch.compiler.is_exporting() else hidden
 
 
+class Wide(nn.Module):
+    """Half a gigabyte of weights, nearly all in one table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4_000_000, 32)
+        self.last = nn.Linear(32, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.last(self.table(ids).mean(dim=1))
+
+
 def tiny() -> nn.Module:
     return Tiny()
+
+
+def wide() -> nn.Module:
+    return Wide()
 
 
 def tied() -> nn.Module:

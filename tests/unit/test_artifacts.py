@@ -416,3 +416,15 @@ def test_equal_inputs_are_the_same_case_however_they_lie_in_memory() -> None:
 
     assert {golden.case("batch=1", one) for one in (INPUTS, turned, copies)} == {golden.case("batch=1", INPUTS)}
     assert golden.case("batch=1", INPUTS).startswith("batch=1#")
+
+
+def test_what_a_killed_build_left_a_day_ago_is_removed_and_a_younger_one_is_not(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    old, young = tmp_path / ".building-old", tmp_path / ".building-young"
+    for left in (old, young):
+        left.mkdir()
+        (left / "file").touch()
+    os.utime(old, (0, 0))
+    with store.workspace():
+        assert not old.exists()
+        assert young.exists()
