@@ -38,15 +38,21 @@ Format = Annotated[LogFormat, typer.Option("--log-format", help="auto: text on a
 @cli.command()
 def serve(config: Config, assignments: Assignments = None, log_format: Format = LogFormat.AUTO) -> None:
     """Run the sidecar until SIGTERM."""
-    from app import configure
-
-    loaded = configure.load(config, assignments or [])
-    from app import endings, logs, server
+    from app import configure, endings, logs, server
     from app.console import JsonConsole, TextConsole
+    from app.settings import StartupSettings
 
     people = log_format is LogFormat.TEXT or (log_format is LogFormat.AUTO and sys.stdout.isatty())
     logs.configure(people)
-    endings.leave(server.serve(loaded, TextConsole() if people else JsonConsole()))
+    termination_log = StartupSettings().termination_log
+    try:
+        loaded = configure.load(config, assignments or [])
+        termination_log = loaded.startup.termination_log
+        code = server.serve(loaded, TextConsole() if people else JsonConsole())
+    except WarmgateError as error:
+        endings.tell_fatal(error, None, termination_log)
+        raise
+    endings.leave(code)
 
 
 @cli.command()

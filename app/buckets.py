@@ -35,7 +35,7 @@ class Bucket:
     @property
     def name(self) -> str:
         """The public name, as in metrics and reports: `batch=1,sequence=32`."""
-        return ",".join(f"{name}={size}" for name, size in self.sizes)
+        return ",".join(f"{name}={size}" for name, size in self.sizes) or "fixed"
 
     @property
     def volume(self) -> int:

@@ -68,7 +68,7 @@ def _environment(problems: list[str]) -> dict[str, Any]:
         return {}
     known = {name.upper() for name in Settings.model_fields}
     for variable in os.environ:
-        if SERVICE_LINK.fullmatch(variable):
+        if SERVICE_LINK.fullmatch(variable) and not (variable.endswith("_PORT") and "://" not in os.environ[variable]):
             continue
         section = variable.upper().removeprefix("WARMGATE_").partition("__")[0]
         if variable.upper().startswith("WARMGATE_") and section not in known:

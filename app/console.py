@@ -1,12 +1,14 @@
 """What a start-up shows: bars on a terminal, lines for people elsewhere, or one JSON event a change of state."""
 
 import json
+import math
+import shlex
 import sys
 import threading
+import urllib.parse
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from app.buckets import Bucket
 from app.logs import log
 from app.samples import sample_inputs
 from app.settings import Settings
@@ -15,6 +17,8 @@ from app.startup import FINISHED, StageView, State
 Snapshot = Callable[[], tuple[StageView, ...]]
 # A line for a running stage at most this often, where there is no terminal to draw on.
 LINE_EVERY_S = 5.0
+# Values in the command that is printed; a hundred kilobytes is the most that a shell passes on.
+LARGEST_SAMPLE = 2000
 
 
 class Console(Protocol):
@@ -130,13 +134,26 @@ def _draw(bars: Any, tasks: dict[str, Any], view: StageView) -> None:
 
 
 def curl_line(settings: Settings, address: str) -> str:
-    """Return a command that asks the served model once, with small inputs, and works when pasted."""
-    sizes = {d.name: max(d.min, min(8, d.max)) if d.min > 1 or d.name != "batch" else 1 for d in settings.symbolic}
-    arrays = sample_inputs(settings.input_specs, sizes, seed=Bucket(tuple(sizes.items())).name)
-    inputs = [
+    """Return a command that asks the served model once, for its smallest bucket, and works when pasted.
+
+    Inputs that are too large for a command line are left to a file that the user writes.
+    """
+    bucket = settings.buckets[0]
+    sizes = {d.name: max(d.min, min(size, 8)) for d, (_, size) in zip(settings.symbolic, bucket.sizes, strict=True)}
+    if settings.compile.specialize == "bucket" and settings.uncovered == "reject":
+        sizes = dict(bucket.sizes)
+    if sum(math.prod(spec.sized(sizes)) for spec in settings.input_specs) > LARGEST_SAMPLE:
+        data = "@request.json"
+    else:
+        data = json.dumps({"inputs": _sample_rows(settings, sizes)}, separators=(",", ":"))
+    at = f"--unix-socket {address.removeprefix('unix:')} http://localhost" if address.startswith("unix:") else address
+    path = f"/v2/models/{urllib.parse.quote(settings.model.name)}/infer"
+    return f"curl -s {at}{path} -d {shlex.quote(data)}"
+
+
+def _sample_rows(settings: Settings, sizes: dict[str, int]) -> list[dict[str, Any]]:
+    arrays = sample_inputs(settings.input_specs, sizes, seed="curl")
+    return [
         {"name": s.name, "datatype": s.datatype, "shape": list(a.shape), "data": a.ravel().tolist()}
         for s, a in zip(settings.input_specs, arrays.values(), strict=True)
     ]
-    body = json.dumps({"inputs": inputs}, separators=(",", ":"))
-    at = f"--unix-socket {address.removeprefix('unix:')} http://localhost" if address.startswith("unix:") else address
-    return f"curl -s {at}/v2/models/{settings.model.name}/infer -d '{body}'"

@@ -1,7 +1,10 @@
 """What no single field can know: fields that contradict each other, and names whose behaviour is not here yet."""
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from app.settings import Settings
 
@@ -18,13 +21,16 @@ NOT_YET: Mapping[str, tuple[Any, ...]] = {
     "compile.public_keys": ([],),
     "compile.signing_key": (None,),
     "device.kind": ("auto", "cpu"),
+    "device.index": (0,),
+    "serving.max_batch_delay_ms": (2, 0),
     "readiness.depends_on": ([],),
 }
 
 
 def contradictions(settings: Settings) -> list[str]:
     """Return every contradiction as: field, value, what is allowed."""
-    return [*_not_yet(settings), *_undeclared(settings), *_bucket_problems(settings), *_padding_problems(settings)]
+    checks = (_not_yet, _undeclared, _bucket_problems, _padding_problems, _value_problems, _argument_problems)
+    return [problem for check in checks for problem in check(settings)]
 
 
 def _not_yet(settings: Settings) -> Iterator[str]:
@@ -38,6 +44,8 @@ def _not_yet(settings: Settings) -> Iterator[str]:
 
 
 def _undeclared(settings: Settings) -> Iterator[str]:
+    if "required" in settings.dimensions:
+        yield "dimensions.required: that name marks buckets; choose another"
     used = set()
     for kind, tensors in (("inputs", settings.inputs), ("outputs", settings.outputs)):
         for tensor in tensors:
@@ -78,3 +86,32 @@ def _padding_problems(settings: Settings) -> Iterator[str]:
         for tensor in settings.inputs:
             if tensor.pad is None and any(isinstance(size, str) for size in tensor.shape):
                 yield f"inputs.{tensor.name}.pad is not set, but uncovered: pad with compile.specialize: bucket pads it"
+
+
+def _value_problems(settings: Settings) -> Iterator[str]:
+    """`pad`, `low` and `high` must be values of the datatype; numpy would cut or wrap them."""
+    for kind, tensors in (("inputs", settings.inputs), ("outputs", settings.outputs)):
+        for tensor in tensors:
+            spec = tensor.spec()
+            for name in ("pad", "low", "high"):
+                value = getattr(spec, name)
+                if value is not None and not _fits(value, spec.dtype, beyond=name == "high"):
+                    yield f"{kind}.{tensor.name}.{name} = {value}: not a value of {tensor.datatype}"
+
+
+def _fits(value: float, dtype: np.dtype[Any], beyond: bool) -> bool:
+    if dtype.kind == "f":
+        return abs(value) <= float(np.finfo(dtype).max)
+    low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    return float(value).is_integer() and low <= value <= high + beyond
+
+
+def _argument_problems(settings: Settings) -> Iterator[str]:
+    """The factory's arguments travel to child processes as JSON and must arrive as they were."""
+    kwargs = settings.model.kwargs
+    try:
+        same = json.loads(json.dumps(kwargs)) == kwargs
+    except (TypeError, ValueError):
+        same = False
+    if not same:
+        yield f"model.kwargs = {kwargs!r}: only what JSON can carry (names, numbers, texts, lists, mappings by text)"

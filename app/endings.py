@@ -7,6 +7,8 @@ import os
 import sys
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 from app import status
 from app.artifacts import Compiled, Uncompiled, golden
@@ -15,6 +17,9 @@ from app.logs import log
 from app.sidecar import Sidecar
 from app.stages.prove_answers import ProvenModel
 from app.weights import ResidentWeights
+
+# What Kubernetes keeps of a termination message.
+TERMINATION_LOG_BYTES = 4096
 
 
 def after_ready(sidecar: Sidecar, proven: ProvenModel) -> None:
@@ -41,29 +46,53 @@ def write_report(sidecar: Sidecar) -> None:
         log.warning("the report could not be written", file=str(file), error=error.strerror)
 
 
+_ended = threading.Lock()
+
+
 def end_process(sidecar: Sidecar, error: WarmgateError) -> None:
     """Tell the fatal error where people look for it, then leave with its code (or stay, when that is configured).
 
-    `os._exit`, because a thread that hangs in a driver or an import can be neither stopped nor waited for.
+    Called once, whoever comes first: the event loop, or the thread that looks for stalls. `os._exit`, because a thread
+    that hangs in a driver or an import can be neither stopped nor waited for.
     """
+    if not _ended.acquire(blocking=False):
+        return
     failed = next((view.name for view in sidecar.startup.snapshot() if view.state == "failed"), None)
-    facts = status.failure(error, failed)
-    sidecar.console.ended(None)
-    log.error("fatal", **facts)
+    with contextlib.suppress(OSError):
+        sidecar.console.ended(None)
+    tell_fatal(error, failed, sidecar.settings.startup.termination_log)
+    write_report(sidecar)
     if sidecar.settings.startup.on_failure == "stay":
         return
-    with contextlib.suppress(OSError):
-        if sidecar.settings.startup.termination_log.exists():
-            sidecar.settings.startup.termination_log.write_text(json.dumps(facts)[:4096])
-    write_report(sidecar)
     sidecar.settle()
     leave(error.exit_code)
 
 
+def tell_fatal(error: WarmgateError, stage: str | None, termination_log: Path) -> None:
+    """Log the error as one line, and write the same to the termination log where that exists."""
+    facts = status.failure(error, stage)
+    with contextlib.suppress(OSError):
+        log.error("fatal", **facts)
+    with contextlib.suppress(OSError):
+        if termination_log.exists():
+            termination_log.write_text(_within(facts, TERMINATION_LOG_BYTES))
+
+
+def _within(facts: dict[str, Any], limit: int) -> str:
+    """Return the facts as JSON that fits, with a shortened message where it must be."""
+    text = json.dumps(facts)
+    while len(text.encode()) > limit:
+        message = str(facts["message"])
+        facts = {**facts, "message": message[: len(message) - max(16, len(text.encode()) - limit)] + " …"}
+        text = json.dumps(facts)
+    return text
+
+
 def leave(code: int) -> None:
     """End the process now; threads that are still busy are not waited for."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)
 
 

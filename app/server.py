@@ -7,10 +7,11 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from app import __version__, endings, status
@@ -42,9 +43,8 @@ def create_app(sidecar: Sidecar) -> FastAPI:
     install_errors(app)
     app.include_router(probes.routes(_probes(sidecar)))
     app.include_router(status_routes.routes(sidecar.report, sidecar.registry))
-    checked = Depends(key_check(sidecar.settings.http.api_key_file))
-    app.include_router(oip.health_routes(sidecar.not_ready))
-    app.include_router(oip.routes(_protocol(sidecar)), dependencies=[checked])
+    app.include_router(oip.health_routes(sidecar.not_alive, sidecar.not_ready))
+    app.include_router(oip.routes(_protocol(sidecar)))
     return app
 
 
@@ -55,7 +55,7 @@ def _probes(sidecar: Sidecar) -> probes.Probes:
         lambda: None if sidecar.startup.finished else sidecar.not_started(),
         lambda: status.phase(sidecar.facts),
         sidecar.clock,
-        lambda: None,
+        sidecar.eta_s,
     )
 
 
@@ -77,6 +77,7 @@ def _protocol(sidecar: Sidecar) -> oip.Protocol:
         settings.output_specs,
         sidecar.gate(),
         sidecar.not_ready,
+        key_check(settings.http.api_key_file),
         settings.serving.max_body_bytes,
         oip.Observer(requests.inflight.inc, answered),
         sidecar.clock,
@@ -119,18 +120,19 @@ class DrainingServer(uvicorn.Server):
             self._close()
 
     def _close(self) -> None:
-        self._sidecar.closed = True
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the gate in the moment in which the sockets close: until then every request is served."""
+        self._sidecar.closed = True
+        await super().shutdown(sockets)
 
 
 def bind(http: Http) -> socket.socket:
     """Return the listening socket; raises ResourceError naming address and remedy."""
     try:
         if http.uds is not None:
-            made = socket.socket(socket.AF_UNIX)
-            http.uds.unlink(missing_ok=True)
-            made.bind(str(http.uds))
-            return made
+            return _bind_file(http.uds)
         family, _, _, _, address = socket.getaddrinfo(http.host, http.port, type=socket.SOCK_STREAM)[0]
         made = socket.socket(family)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -138,6 +140,18 @@ def bind(http: Http) -> socket.socket:
     except OSError as error:
         where = http.uds or f"{http.host}:{http.port}"
         raise ResourceError(f"{where} cannot be listened on: {error.strerror}; is http.port in use already?") from error
+    return made
+
+
+def _bind_file(path: Path) -> socket.socket:
+    """Bind a socket file, in place of one that nobody listens on any more; every user of the volume may connect."""
+    made = socket.socket(socket.AF_UNIX)
+    if path.is_socket() and made.connect_ex(str(path)) != 0:
+        path.unlink()
+        made.close()
+        made = socket.socket(socket.AF_UNIX)
+    made.bind(str(path))
+    path.chmod(0o666)
     return made
 
 
@@ -170,5 +184,5 @@ def _address(listening: socket.socket) -> str:
     name = listening.getsockname()
     if isinstance(name, str):
         return f"unix:{name}"
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(name[0], name[0])  # noqa: S104 - for the line people paste
-    return f"http://{host}:{name[1]}"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(name[0], name[0])  # noqa: S104 - for the line people paste
+    return f"http://[{host}]:{name[1]}" if ":" in host else f"http://{host}:{name[1]}"

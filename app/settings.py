@@ -18,6 +18,7 @@ class Section(BaseModel):
 
 
 Name = Annotated[str, Field(pattern=r"^[^/\s]+$")]
+DimensionName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0)]
 
@@ -179,7 +180,7 @@ class Settings(BaseSettings):
     model: Model
     inputs: Annotated[list[Tensor], Field(min_length=1)]
     outputs: Annotated[list[Tensor], Field(min_length=1)]
-    dimensions: dict[str, Range] = {}
+    dimensions: dict[DimensionName, Range] = {}
     warmup: Warmup = Warmup()
     uncovered: Literal["pad", "reject", "eager"] = "pad"
     compile: Compile = Compile()

@@ -1,6 +1,7 @@
 """One served model: its start-up, its readiness, its gate, and the answers that probes give from them."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import sys
@@ -27,6 +28,7 @@ from app.serving.executor import Executor
 from app.serving.requests import RequestMetrics
 from app.settings import Settings
 from app.stages import STARTUP
+from app.stages.bind_engine import BoundEngine
 from app.stages.prove_answers import ProvenModel
 from app.startup import Startup
 
@@ -103,7 +105,7 @@ class Sidecar:
         return (
             Check("startup", self.not_started),
             *(self._stage_check(one.name) for one in STARTUP.stages),
-            Check("engine", self.engine_down),
+            Check("engine", self._engine_not_ready),
             Check("device", lambda: None if AcquiredDevice in self.startup.values else "not acquired yet"),
             Check("late-compile", lambda: self.late.why_not(policy)),
             Check("shutdown", self.drain.why_not),
@@ -111,6 +113,16 @@ class Sidecar:
 
     def _stage_check(self, name: str) -> Check:
         return Check(name, lambda: self.startup.view(name).reason, lambda: self.startup.view(name).ratio)
+
+    def eta_s(self) -> float | None:
+        """Return the longest rest that a running stage's own progress tells, or None where none tells any."""
+        now = self.clock()
+        rests = [
+            (now - view.start_s) * (1 - view.ratio) / view.ratio
+            for view in self.startup.snapshot()
+            if view.state == "running" and view.ratio and view.start_s is not None
+        ]
+        return round(max(rests), 1) if rests else None
 
     def not_started(self) -> str | None:
         """Return why start-up has not finished, or None."""
@@ -126,6 +138,9 @@ class Sidecar:
         """Return why the engine cannot run requests, or None; stages that use the device have checks of their own."""
         limit = self.settings.startup.stall_timeout_s if self.startup.finished else float("inf")
         return self.device_lane.why_not(limit)
+
+    def _engine_not_ready(self) -> str | None:
+        return self.engine_down() if BoundEngine in self.startup.values else "not bound yet"
 
     def not_alive(self) -> str | None:
         """Return why a restart would help, or None."""
@@ -153,9 +168,7 @@ class Sidecar:
         except Stopped:
             return
         except WarmgateError as error:
-            if error.__cause__ and not isinstance(error.__cause__, WarmgateError):
-                log.error("start-up failed", exc_info=error.__cause__)
-            self.fatal(self, error)
+            self._fail(error)
             return
         finally:
             sys.setswitchinterval(0.005)
@@ -164,8 +177,21 @@ class Sidecar:
         proven: ProvenModel = self.startup.values[ProvenModel]
         self.late.arm()
         self.servable = Executor(proven.forward, self.device_lane, self.settings.serving, self.requests, self.clock)
-        self.console.ended(self.startup.finished_s)
-        await run_on_thread(lambda: self.after_ready(self, proven), "after-ready")
+        with contextlib.suppress(OSError):
+            self.console.ended(self.startup.finished_s)
+        await run_on_thread(lambda: self._finish(proven), "after-ready")
+
+    def _fail(self, error: WarmgateError) -> None:
+        if error.__cause__ and not isinstance(error.__cause__, WarmgateError):
+            with contextlib.suppress(OSError):
+                log.error("start-up failed", exc_info=error.__cause__)
+        self.fatal(self, error)
+
+    def _finish(self, proven: ProvenModel) -> None:
+        try:
+            self.after_ready(self, proven)
+        except Exception:  # noqa: BLE001 - nothing after ready may end the serving
+            log.exception("work after ready failed; serving goes on")
 
     async def watch_loop(self) -> None:
         """Measure how late the event loop is, twice a second."""

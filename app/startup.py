@@ -1,6 +1,7 @@
 """Run the start-up graph: one enum of states, one table of moves, one object that changes."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -163,7 +164,9 @@ class Startup:
                 record.start_s, record.life = now, record.progress.sign_of_life()
             else:
                 record.end_s = now
-        self._listener(self._view(record))
+        # Whoever watches (a closed pipe, a full disk under the log) must not decide over the start-up.
+        with contextlib.suppress(Exception):
+            self._listener(self._view(record))
 
     def stop(self) -> None:
         """End the start-up: waiting stages never start, running ones are asked to leave."""

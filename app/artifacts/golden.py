@@ -54,6 +54,7 @@ def write(file: Path, cases: Mapping[str, Outputs]) -> None:
     try:
         with os.fdopen(fd, "wb") as target:
             target.write(save(flat))
+        Path(temporary).chmod(0o644)  # mkstemp makes it private, but other pods of the store read it
         sync(Path(temporary))
         Path(temporary).replace(file)
         sync(file.parent)

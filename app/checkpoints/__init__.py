@@ -89,6 +89,13 @@ class CheckpointFormat(Protocol):
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """Find the format of what lies at `path`, open it and validate its headers; raises CheckpointError."""
+    try:
+        return _open(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}; check model.checkpoint and its permissions") from error
+
+
+def _open(path: Path) -> Checkpoint:
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; model.checkpoint names a directory or a file")
     formats = [plugins.load(__name__, name, CheckpointFormat) for name in plugins.names(__name__)]

@@ -5,6 +5,7 @@ Two tasks: `build` (export and compile, needs shapes only) and `reference` (the 
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,6 +22,8 @@ from app.environment import child_environment
 from app.progress import Progress
 from app.settings import Settings
 from app.units import bytes_text
+
+logger = logging.getLogger("warmgate.child")
 
 OUTCOME = "outcome.json"
 # Less free space than this, and a failure may well be the disk's.
@@ -34,7 +37,14 @@ STEPS = {
 
 
 class ChildFailed(errors.ArtifactError):
-    """The child ended without an outcome, or could not do its task; the first problem is the end of its log."""
+    """The build ended without an outcome, or could not be done."""
+
+
+class ReferenceFailed(errors.WarmupError):
+    """The module could not be run for comparison."""
+
+
+FAILURES: Mapping[str, type[errors.WarmgateError]] = {"build": ChildFailed, "reference": ReferenceFailed}
 
 
 def run(task: str, settings: Settings, directory: Path, threads: int, progress: Progress) -> dict[str, Any]:
@@ -45,19 +55,26 @@ def run(task: str, settings: Settings, directory: Path, threads: int, progress: 
     processor time, so that one long compiler run is not taken for a stall.
     """
     progress.expect(len(STEPS[task]), "steps")
-    with (
+    try:
         # Local and private: a compiler's scratch files have no business on a volume that pods share.
-        tempfile.TemporaryDirectory(prefix="warmgate-") as scratch,
-        tempfile.TemporaryFile() as log,
-        _child(task, Path(scratch), threads, log) as child,
-    ):
-        _feed(child, settings, directory, Path(scratch))
+        with tempfile.TemporaryDirectory(prefix="warmgate-") as scratch, tempfile.TemporaryFile() as log:
+            return _run(task, settings, (directory, Path(scratch)), threads, progress, log)
+    except OSError as error:
+        raise FAILURES[task](f"the {task} process needs a writable temporary directory: {error}") from error
+
+
+def _run(
+    task: str, settings: Settings, places: tuple[Path, Path], threads: int, progress: Progress, log: IO[bytes]
+) -> dict[str, Any]:
+    directory, scratch = places
+    with _child(task, scratch, threads, log) as child:
+        _feed(child, settings, directory, scratch)
         _follow(task, child, progress, time.monotonic() + settings.compile.build_timeout_s)
         code = child.wait()
-        found = _outcome(Path(scratch))
+        found = _outcome(scratch)
         if code == 0 and "content" in found:
             return dict(found["content"])
-        raise _failure(task, found, code, log, full=_full_disk(directory, Path(scratch)))
+        raise _failure(task, found, code, log, full=_full_disk(directory, scratch))
 
 
 def _outcome(scratch: Path) -> dict[str, Any]:
@@ -82,8 +99,10 @@ def _failure(task: str, found: dict[str, Any], code: int, log: IO[bytes], full: 
     if isinstance(kind, type) and issubclass(kind, errors.WarmgateError):
         message, *problems = found["error"].split("\n  - ")
         return kind(message, problems)
+    # The end of the log goes to the log alone: status and probes are public, and a library may print anything.
+    logger.warning("the %s process failed: %s", task, _tail(log))
     told = found.get("error") or f"the {task} process ended with {_ending(code)}"
-    return ChildFailed(told + full, [_tail(log)])
+    return FAILURES[task](f"{told}{full}; the log has the end of its output")
 
 
 @contextlib.contextmanager
@@ -136,7 +155,7 @@ def _follow(task: str, child: subprocess.Popen[bytes], progress: Progress, until
         told = child.stdout.read() if child.stdout else None
         progress.advance(told.count(b"\n") if told else 0)
         if time.monotonic() > until:
-            raise ChildFailed(f"the {task} process ran longer than compile.build_timeout_s; raise it")
+            raise FAILURES[task](f"the {task} process ran longer than compile.build_timeout_s; raise it")
         if (told or turn % 10 == 0) and progress.done < progress.total:
             used = group_seconds(child.pid)
             progress.say(f"next: {STEPS[task][progress.done]}, {used:.0f} s of processor time used")
@@ -165,4 +184,4 @@ def _ending(code: int) -> str:
 def _tail(log: IO[bytes], limit: int = 2000) -> str:
     size = log.seek(0, os.SEEK_END)
     log.seek(max(0, size - limit))
-    return "end of its log: " + " | ".join(log.read().decode(errors="replace").splitlines()[-12:])
+    return " | ".join(log.read().decode(errors="replace").splitlines()[-12:])

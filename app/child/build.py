@@ -104,7 +104,10 @@ def _export(settings: Settings, module: nn.Module, bucket: Bucket | None) -> Any
         for spec in settings.input_specs
     )
     with torch.no_grad():
-        return torch.export.export(module, arguments, dynamic_shapes=dynamic if symbols else None, strict=False)
+        program = torch.export.export(module, arguments, dynamic_shapes=dynamic if symbols else None, strict=False)
+    if changed := sorted({str(name) for name in program.graph_signature.buffers_to_mutate.values()}):
+        raise ArtifactError(f"the model's forward changes its own buffers ({', '.join(changed)}): answers would differ")
+    return program
 
 
 def _example_sizes(settings: Settings) -> Mapping[str, int]:

@@ -10,6 +10,7 @@ from app.artifacts import golden
 from app.buckets import Coverage, Kind, Route
 from app.checkpoints import open_checkpoint
 from app.engines.eager import EagerEngine
+from app.errors import WarmupError
 from app.samples import sample_inputs
 from app.serving.forward import Forward
 from app.settings import Settings
@@ -38,6 +39,8 @@ def work(settings: Settings, directory: Path, scratch: Path, tell: Callable[[], 
     for bucket in settings.buckets:
         inputs = sample_inputs(settings.input_specs, dict(bucket.sizes), seed=bucket.name)
         answers[golden.case(bucket.name, inputs)] = forward(inputs, Route(Kind.EXACT, bucket, bucket.sizes))
+    if changed := engine.changed_buffers():
+        raise WarmupError(f"the model's forward changes its own buffers ({', '.join(changed)}): answers would differ")
     golden.write(directory / golden.FILE, answers)
     tell()
     return {"cases": len(answers)}

@@ -25,5 +25,8 @@ class Engine(Protocol):
     def dynamic(self) -> bool:
         """The code holds for every shape in the declared range, not only for the buckets."""
 
+    def changed_buffers(self) -> tuple[str, ...]:
+        """Return the names of module state that runs have changed; promised answers depend on none."""
+
     def run(self, inputs: Sequence["Tensor"], bucket: Bucket | None) -> Sequence["Tensor"]:
         """Run contiguous inputs in call order; returns the outputs in the order the model gives them."""

@@ -50,6 +50,10 @@ class AotEngine:
         """One package for the whole range."""
         return None in self._runners
 
+    def changed_buffers(self) -> tuple[str, ...]:
+        """None: a program that changes buffers is refused when it is built."""
+        return ()
+
     def run(self, inputs: Sequence[torch.Tensor], bucket: Bucket | None) -> Sequence[torch.Tensor]:
         """Run the package of the bucket, or the one for the whole range."""
         runner = self._runners[None if self.dynamic or bucket is None else bucket.name]

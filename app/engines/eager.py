@@ -21,6 +21,7 @@ class EagerEngine:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
+        self._before = {name: buffer.clone() for name, buffer in module.named_buffers()}
 
     @classmethod
     def open(cls, model: LoadedModel, artifact: Artifact | None) -> Self:
@@ -34,6 +35,11 @@ class EagerEngine:
     def dynamic(self) -> bool:
         """Eager code runs every shape."""
         return True
+
+    def changed_buffers(self) -> tuple[str, ...]:
+        """Return the buffers that forward has changed: what it answers then depends on who asked before."""
+        now = dict(self._module.named_buffers())
+        return tuple(name for name, before in self._before.items() if not torch.equal(now[name], before))
 
     def run(self, inputs: Sequence[torch.Tensor], bucket: Bucket | None) -> Sequence[torch.Tensor]:
         """Call the module and flatten what it returns, in the order that torch flattens mappings and tuples."""

@@ -8,6 +8,9 @@ from fastapi.responses import Response
 
 from app.servable import Rejected
 
+# What a client sent comes back in its error, but not without a limit.
+ERROR_LIMIT = 1000
+
 NO_STORE = {"Cache-Control": "no-store"}
 
 
@@ -32,4 +35,6 @@ def as_error(rejected: Rejected) -> Response:
     """Return the protocol's error body; a 503 says when to come back and why in one word."""
     headers = retry_after(None) if rejected.status == 503 else {}
     reason = {"reason": rejected.reason} if rejected.reason else {}
-    return as_json({"error": str(rejected), **reason}, rejected.status, headers)
+    if rejected.status == 401:
+        headers = {"WWW-Authenticate": "Bearer"}
+    return as_json({"error": str(rejected)[:ERROR_LIMIT], **reason}, rejected.status, headers)

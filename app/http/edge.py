@@ -81,8 +81,10 @@ def key_check(file: Path | None) -> Callable[[Request], None]:
         return open_to_all
     try:
         key = file.read_text().strip().encode()
-    except OSError as error:
-        raise SettingsError(f"http.api_key_file = {file} cannot be read: {error.strerror}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(
+            f"http.api_key_file = {file} cannot be read: {getattr(error, 'strerror', 'not text')}"
+        ) from error
     if not key:
         raise SettingsError(f"http.api_key_file = {file} is empty")
 

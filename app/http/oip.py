@@ -5,8 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
+from starlette.requests import ClientDisconnect
 
 from app import __version__
 from app.http.answers import as_error, as_json
@@ -18,7 +19,7 @@ from app.servable import Rejected, TensorSpec
 INLINE_BYTES = 256 * 1024
 
 T = TypeVar("T")
-NotReady = Callable[[], str | None]
+Reason = Callable[[], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ class Protocol:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     gate: Gate
-    not_ready: NotReady
+    not_ready: Reason
+    authorize: Callable[[Request], None]
     max_body_bytes: int
     observe: "Observer"
     clock: Callable[[], float]
@@ -47,7 +49,8 @@ class Observer:
 def routes(protocol: Protocol) -> APIRouter:
     """Return the protocol's routes."""
     router = APIRouter(prefix="/v2", tags=["open inference protocol"])
-    reads: dict[str, Any] = {"methods": ["GET", "HEAD"]}
+    guarded = [Depends(protocol.authorize)]
+    reads: dict[str, Any] = {"methods": ["GET", "HEAD"], "dependencies": guarded}
 
     @router.api_route("", **reads)
     async def server() -> Response:
@@ -82,15 +85,16 @@ def routes(protocol: Protocol) -> APIRouter:
     return router
 
 
-def health_routes(not_ready: NotReady) -> APIRouter:
+def health_routes(not_alive: Reason, not_ready: Reason) -> APIRouter:
     """Return the protocol's probes, which need no key."""
     router = APIRouter(prefix="/v2/health", tags=["open inference protocol"])
     reads: dict[str, Any] = {"methods": ["GET", "HEAD"]}
 
     @router.api_route("/live", **reads)
     async def live() -> Response:
-        """The server answers."""
-        return as_json({"live": True})
+        """The process can still get there: `/healthz` in the protocol's words."""
+        reason = not_alive()
+        return as_error(Rejected(503, reason)) if reason else as_json({"live": True})
 
     @router.api_route("/ready", **reads)
     async def ready() -> Response:
@@ -100,7 +104,7 @@ def health_routes(not_ready: NotReady) -> APIRouter:
     return router
 
 
-def _ready(not_ready: NotReady, body: dict[str, Any]) -> Response:
+def _ready(not_ready: Reason, body: dict[str, Any]) -> Response:
     reason = not_ready()
     return as_error(Rejected(503, reason, "not_ready")) if reason else as_json(body)
 
@@ -133,6 +137,7 @@ async def _infer(protocol: Protocol, request: Request, model: str, version: str 
     protocol.observe.received()
     status = 500
     try:
+        protocol.authorize(request)
         _known(protocol, model, version)
         servable = protocol.gate.enter()
         body = await _body(request, protocol.max_body_bytes)
@@ -169,9 +174,12 @@ async def _body(request: Request, limit: int) -> bytes:
     if declared.isdigit() and int(declared) > limit:
         raise too_large
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise too_large
-        parts.append(part)
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if size > limit:
+                raise too_large
+            parts.append(part)
+    except ClientDisconnect as error:
+        raise Rejected(400, "the client left before its request was complete", "disconnected") from error
     return b"".join(parts)

@@ -1,5 +1,6 @@
 """Tensors of the Open Inference Protocol as JSON: flat or nested, exact integers, errors that name the input."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -71,6 +72,8 @@ def _parameters(name: str, row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _array(name: str, data: Any, dtype: np.dtype[Any]) -> Array:
+    if not _only_numbers(data):
+        raise Rejected(400, f"input {name}: data is not {dtype}")
     try:
         found = np.asarray(data)
     except (ValueError, OverflowError) as error:
@@ -93,6 +96,14 @@ def _array(name: str, data: Any, dtype: np.dtype[Any]) -> Array:
     if dtype.kind == "f" and not np.isfinite(made).all():
         raise Rejected(400, f"input {name}: values from {found.min()} to {found.max()} do not fit {dtype}")
     return made
+
+
+def _only_numbers(data: Any) -> bool:
+    """Every leaf is a number: numpy would make fixed-width text of one long string among many short ones."""
+    level = data if isinstance(data, list) else [data]
+    while level and all(type(item) is list for item in level):
+        level = list(itertools.chain.from_iterable(level))
+    return {type(item) for item in level} <= {int, float, bool, list}
 
 
 def _integers(name: str, data: Any, dtype: np.dtype[Any]) -> Array:

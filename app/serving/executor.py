@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from concurrent.futures import Future
 
 from app.buckets import Kind, Route
 from app.errors import DeviceLostError
@@ -41,7 +42,7 @@ class Executor:
         self._admit(size)
         arrived = self._clock()
         try:
-            answer = await asyncio.wrap_future(self._lane.submit(lambda: self._run(arrays, route, arrived)))
+            answer = await self._wait(self._lane.submit(lambda: self._run(arrays, route, arrived)))
         except DeviceLostError as error:
             raise Rejected(503, str(error), "not_ready") from error
         finally:
@@ -63,6 +64,17 @@ class Executor:
             self._metrics.uncovered.labels(policy).inc()
         return route
 
+    async def _wait(self, running: "Future[Answer]") -> Answer:
+        """Wait for the answer; raises Rejected (504) when the request has not started within its time."""
+        waited = asyncio.wrap_future(running)
+        await asyncio.wait([waited], timeout=self._limits.timeout_s)
+        if not waited.done() and running.cancel():
+            raise self._late()
+        return await waited
+
+    def _late(self) -> Rejected:
+        return Rejected(504, f"not started within serving.timeout_s = {self._limits.timeout_s:g} s", "deadline")
+
     def _admit(self, size: int) -> None:
         if self._waiting >= self._limits.max_queue_items or (
             self._waiting and self._waiting_bytes + size > self._limits.max_queue_bytes
@@ -79,7 +91,7 @@ class Executor:
     def _run(self, arrays: Mapping[str, Array], route: Route, arrived: float) -> Answer:
         began = self._clock()
         if began - arrived > self._limits.timeout_s:
-            raise Rejected(504, f"not started within serving.timeout_s = {self._limits.timeout_s:g} s", "deadline")
+            raise self._late()
         outputs = self._forward(arrays, route)
         return Answer(outputs, route, began - arrived, self._clock() - began)
 

@@ -78,7 +78,7 @@ def measure(specs: Sequence[TensorSpec], arrays: Mapping[str, Array]) -> dict[st
 
 def _prepare(spec: TensorSpec, array: Array, shape: tuple[int, ...]) -> Array:
     if array.shape == shape:
-        return np.ascontiguousarray(array)
+        return np.asarray(array, order="C")  # unlike ascontiguousarray, a scalar stays one
     padded: Array = np.full(shape, spec.pad or 0, dtype=spec.dtype)
     padded[tuple(slice(size) for size in array.shape)] = array
     return padded

@@ -39,7 +39,7 @@ def build_artifact(
         if settings.compile.engine != "auto":
             raise
         log.warning("the module will run as it is written: %s", error)
-        why = str(error).split("\n")[0]
+        why = str(error)
         progress.say(f"eager instead of aot: {why}")
         layers = (*lookup.layers, Layer("aot-package", "bypass", why))
         return Uncompiled(f"the aot engine could not be built: {why}", layers, lookup.differences)

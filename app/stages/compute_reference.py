@@ -8,6 +8,7 @@ from pathlib import Path
 from app import child
 from app.artifacts import Missed, Restored, golden
 from app.devices import AcquiredDevice
+from app.errors import WarmupError
 from app.graph import Lane, Skipped, stage
 from app.progress import Progress
 from app.servable import Array
@@ -41,8 +42,9 @@ def compute_reference(
 
 def from_child(settings: Settings, threads: int, progress: Progress) -> golden.Golden:
     """Run the module in a child process on the sample inputs of every bucket."""
-    with tempfile.TemporaryDirectory(prefix="warmgate-") as temporary:
-        directory = Path(temporary) / "reference"
-        directory.mkdir()
-        child.run("reference", settings, directory, threads, progress)
-        return golden.read(directory / golden.FILE)
+    try:
+        with tempfile.TemporaryDirectory(prefix="warmgate-") as temporary:
+            child.run("reference", settings, Path(temporary), threads, progress)
+            return golden.read(Path(temporary) / golden.FILE)
+    except OSError as error:
+        raise WarmupError(f"the reference needs a writable temporary directory: {error}") from error

@@ -41,11 +41,12 @@ def warm_buckets(settings: Settings, engine: BoundEngine, progress: Progress) ->
     progress.show(tuple(rows.values()))
     until = time.monotonic() + settings.warmup.budget_s
     for bucket in buckets:
-        progress.say(bucket.name)
         inputs[bucket.name] = sample_inputs(engine.forward.inputs, dict(bucket.sizes), seed=bucket.name)
         try:
             _within(until, bucket, settings.warmup.budget_s)
-            row, outputs[bucket.name] = _warm(engine.forward, bucket, inputs[bucket.name], settings.warmup.calls)
+            row, outputs[bucket.name] = _warm(
+                engine.forward, bucket, inputs[bucket.name], settings.warmup.calls, progress
+            )
         except Exception as error:
             if bucket.required:
                 raise WarmupError(f"required bucket {bucket.name} could not be warmed: {error}") from error
@@ -54,6 +55,8 @@ def warm_buckets(settings: Settings, engine: BoundEngine, progress: Progress) ->
         rows[bucket.name] = row
         progress.show(tuple(rows.values()))
         progress.advance()
+    if changed := engine.forward.engine.changed_buffers():
+        raise WarmupError(f"the model's forward changes its own buffers ({', '.join(changed)}): answers would differ")
     progress.say("")
     return WarmEngine(_only(engine.forward, outputs.keys()), inputs, outputs, tuple(rows.values()))
 
@@ -70,12 +73,13 @@ def _within(until: float, bucket: Bucket, budget_s: float) -> None:
 
 
 def _warm(
-    forward: Forward, bucket: Bucket, arrays: Mapping[str, Array], calls: int
+    forward: Forward, bucket: Bucket, arrays: Mapping[str, Array], calls: int, progress: Progress
 ) -> tuple[BucketReport, Mapping[str, Array]]:
     route = Route(Kind.EXACT, bucket, bucket.sizes)
     outputs: Mapping[str, Array] = {}
     seconds = []
-    for _ in range(calls):
+    for run in range(calls):
+        progress.say(f"{bucket.name}, run {run + 1} of {calls}")
         began = time.perf_counter()
         outputs = forward(arrays, route)
         seconds.append(time.perf_counter() - began)

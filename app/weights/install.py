@@ -1,5 +1,6 @@
 """Install mapped tensors into the skeleton by assignment, or bind them by name where no module is needed."""
 
+import hashlib
 import mmap
 import warnings
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,22 @@ def tensors_of(
     return found, copied
 
 
+def check_ties(table: ModelTable, checkpoint: Checkpoint, maps: Sequence[mmap.mmap]) -> None:
+    """Raise CheckpointError where a file holds several names of one tensor with different values."""
+    problems = []
+    for group in table.ties:
+        entries = [checkpoint.tensors[name] for name in group if name in checkpoint.tensors]
+        if len(entries) < 2:
+            continue
+        parts = {hashlib.sha256(memoryview(maps[e.file])[e.offset : e.offset + e.nbytes]).digest() for e in entries}
+        if len(parts) > 1:
+            problems.append(
+                f"tied: {', '.join(e.name for e in entries)} are one tensor in the model, stored as different"
+            )
+    if problems:
+        raise CheckpointError(f"{checkpoint.path} does not fit the model: {len(problems)} problem(s)", problems)
+
+
 def _tensor(view: memoryview, entry: TensorEntry) -> tuple[torch.Tensor, int]:
     dtype = TORCH[entry.dtype]
     if entry.nbytes == 0:
@@ -55,9 +72,13 @@ def install(skeleton: Skeleton, checkpoint: Checkpoint, maps: Sequence[mmap.mmap
     The plan is complete before this is called, so nothing can be half installed. Raises CheckpointError.
     """
     module = skeleton.module
+    check_ties(skeleton.table, checkpoint, maps)
     stored, copied = tensors_of(checkpoint, maps, plan)
     wanted = {tensor.name: tensor for tensor in skeleton.table.tensors}
     values = {name: stored[source] for name, source in plan.sources.items() if wanted[name].stored}
+    for name in values.keys() & dict(module.named_buffers(remove_duplicate=False)).keys():
+        # The mapping is read-only: a forward that counts in a buffer must be told so, not killed by the kernel.
+        values[name] = values[name].clone()
     # The stored members only: what the constructor rebuilt is in the module already and is not in `values`.
     module.load_state_dict(values, strict=False, assign=True)
     _tie(module, skeleton.table)
@@ -81,6 +102,7 @@ def bind(
 
     `constants`: the values that travel with the artifact because no checkpoint holds them.
     """
+    check_ties(table, resident.checkpoint, resident.maps)
     stored, copied = tensors_of(resident.checkpoint, resident.maps, plan)
     tensors = {name: stored[source] for name, source in plan.sources.items()}
     lacking = [name for name in plan.rebuilt if name not in constants]

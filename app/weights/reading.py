@@ -106,8 +106,11 @@ def _read_chunk(
 
 
 def _fill(part: memoryview, file: CheckpointFile, offset: int) -> None:
+    count = 0
     try:
-        count = os.preadv(file.fd, [part], offset)
+        # File systems in user space and on the network may give less than was asked for; nothing at all is the end.
+        while count < len(part) and (got := os.preadv(file.fd, [part[count:]], offset + count)):
+            count += got
     except OSError as error:
         raise CheckpointError(
             f"{file.path} cannot be read at byte {offset}: {error.strerror}; check the disk"

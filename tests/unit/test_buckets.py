@@ -34,7 +34,7 @@ def coverage(dynamic: bool, policy: str) -> Coverage:
             (Dimension("batch", 1, 2, (1, 2)), Dimension("sequence", 1, 64, (1, 64))),
             ["batch=1,sequence=1", "batch=2,sequence=1", "batch=1,sequence=64", "batch=2,sequence=64"],
         ),
-        ((), [""]),
+        ((), ["fixed"]),
     ],
 )
 def test_the_cross_product_comes_smallest_first(dimensions: tuple[Dimension, ...], names: list[str]) -> None:

@@ -395,9 +395,18 @@ def protocol(
     observed = [] if seen is None else seen
     observer = oip.Observer(lambda: None, lambda status, reason, *_: observed.append((status, reason)))
     made = oip.Protocol(
-        "tiny", "2", INPUTS, OUTPUTS, opened, lambda: not_ready, limit, observer, iter(range(1000)).__next__
+        "tiny",
+        "2",
+        INPUTS,
+        OUTPUTS,
+        opened,
+        lambda: not_ready,
+        key_check(None),
+        limit,
+        observer,
+        iter(range(1000)).__next__,
     )
-    return app_with(oip.health_routes(lambda: not_ready), oip.routes(made))
+    return app_with(oip.health_routes(lambda: None, lambda: not_ready), oip.routes(made))
 
 
 BODY = {"inputs": [{"name": "x", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]}]}

@@ -114,7 +114,7 @@ def attribute_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         yield from ((f"{name}.{n}", item) for n, item in enumerate(items) if isinstance(item, torch.Tensor))
 
 
-@pytest.mark.parametrize("factory", ["bert", "gpt2", "llama"])
+@pytest.mark.parametrize("factory", ["bert", "llama"])
 def test_buffers_that_no_checkpoint_holds_have_the_bits_of_an_ordinary_construction(factory: str) -> None:
     ordinary = globals()[factory]()
     skeleton = build_skeleton(model(factory))
@@ -208,7 +208,7 @@ def test_a_tensor_that_is_not_aligned_to_its_element_is_copied_and_counted(tmp_p
 def test_a_write_to_the_weights_does_not_reach_the_file(tmp_path: Path) -> None:
     checkpoint = saved(Shared(), tmp_path / "model.safetensors")
     maps = map_files(checkpoint)
-    with pytest.raises(TypeError, match="read-only|does not support item assignment|can't modify"):
+    with pytest.raises(TypeError, match=r"read-only|item assignment|modify"):
         maps[0][0] = 1
 
 
