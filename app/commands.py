@@ -15,21 +15,27 @@ from app.lanes import DeviceLane, run_on_thread
 from app.settings import Settings
 from app.stages import STARTUP
 from app.stages.preflight import Preflight
-from app.startup import StageView, Startup
+from app.startup import StageView, Startup, settle
 from app.weights.plan import ModelTable, WeightsPlan, plan_weights
 
 Tell = Callable[[StageView], None]
 
 
 def run_part(graph: Graph, settings: Settings, tell: Tell) -> Startup:
-    """Run a part of the graph to its end; raises WarmgateError, leaves no child process behind."""
-    # The graph stops its child on KeyboardInterrupt; a signal from a scheduler must not leave a compiler running.
+    """Run a part of the graph to its end; raises WarmgateError, or SystemExit (143) on SIGTERM or Ctrl-C.
+
+    No child process and no half artifact is left behind.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     began = time.monotonic()
     clock = lambda: time.monotonic() - began  # noqa: E731
     lanes = {Lane.DISK: run_on_thread, Lane.PROCESS: run_on_thread, Lane.DEVICE: DeviceLane(clock).run}
     startup = Startup(graph, lanes, clock, tell)
-    asyncio.run(startup.run(settings))
+    try:
+        asyncio.run(startup.run(settings))
+    except KeyboardInterrupt:
+        settle(startup)
+        raise SystemExit(128 + signal.SIGTERM) from None
     return startup
 
 

@@ -1,5 +1,6 @@
 """What a start-up shows: bars on a terminal, lines for people elsewhere, or one JSON event a change of state."""
 
+import contextlib
 import json
 import math
 import shlex
@@ -89,7 +90,8 @@ class TextConsole:
 
 
 def _print(text: str) -> None:
-    print(text, flush=True)  # noqa: T201 - this is the program's output for people
+    with contextlib.suppress(OSError):  # whoever read this may be gone; the server is not
+        print(text, flush=True)  # noqa: T201 - this is the program's output for people
 
 
 def line(view: StageView) -> str:

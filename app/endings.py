@@ -16,6 +16,7 @@ from app.errors import StallError, WarmgateError
 from app.logs import log
 from app.sidecar import Sidecar
 from app.stages.prove_answers import ProvenModel
+from app.startup import settle
 from app.weights import ResidentWeights
 
 # What Kubernetes keeps of a termination message.
@@ -64,7 +65,7 @@ def end_process(sidecar: Sidecar, error: WarmgateError) -> None:
     write_report(sidecar)
     if sidecar.settings.startup.on_failure == "stay":
         return
-    sidecar.settle()
+    settle(sidecar.startup)
     leave(error.exit_code)
 
 

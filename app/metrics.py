@@ -15,6 +15,7 @@ PHASES = ("starting", "ready", "degraded", "draining", "failed")
 ENGINES = ("aot", "jit", "eager")
 LAYER_RESULTS = ("hit", "miss", "rejected", "bypass")
 LAYERS = ("sealed-artifact", "aot-package")
+MEMORY_OBJECTS = ("checkpoint_mapped", "staging", "host_anonymous", "host_file_backed", "host_resident")
 RUNS = ("first", "second", "steady")
 UNKNOWN = float("nan")
 
@@ -106,11 +107,16 @@ def _weights(status: dict[str, Any]) -> Iterator[Metric]:
     read.add_metric([], status["weights"]["bytes_read"])
     yield read
     memory = GaugeMetricFamily("warmgate_memory_bytes", "The memory ledger.", labels=["object", "kind"])
-    for row in status["memory"]:
+    rows = {row["name"]: row for row in status["memory"]}
+    for name in MEMORY_OBJECTS:
         for kind in ("planned", "measured", "peak"):
-            if row[f"{kind}_bytes"] is not None:
-                memory.add_metric([row["name"], kind], row[f"{kind}_bytes"])
+            value = rows.get(name, {}).get(f"{kind}_bytes")
+            memory.add_metric([name, kind], UNKNOWN if value is None else value)
     yield memory
+    device = GaugeMetricFamily("warmgate_device_memory_bytes", "Memory of the device.", labels=["kind"])
+    for kind, value in status["device"]["memory"].items():
+        device.add_metric([kind], value)
+    yield device
     lookups = CounterMetricFamily("warmgate_artifact_lookups", "Look-ups by cache layer.", labels=["layer", "result"])
     found = {(layer["name"], layer["result"]): layer["count"] for layer in status["artifacts"]["layers"]}
     for layer in LAYERS:

@@ -23,6 +23,7 @@ from app.http.edge import Edge, install_errors, key_check
 from app.logs import log
 from app.settings import Http, Settings
 from app.sidecar import ProcessClock, Sidecar
+from app.startup import settle
 
 
 def create_app(sidecar: Sidecar) -> FastAPI:
@@ -35,7 +36,7 @@ def create_app(sidecar: Sidecar) -> FastAPI:
         yield
         for task in tasks:
             task.cancel()
-        await asyncio.to_thread(sidecar.settle)
+        await asyncio.to_thread(settle, sidecar.startup)
 
     app = FastAPI(
         title="Warmgate", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False

@@ -5,7 +5,6 @@ import contextlib
 import gc
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,8 +33,6 @@ from app.startup import Startup
 
 # While libraries are imported on another thread, the event loop waits this long for the interpreter lock at most.
 STARTUP_SWITCH_INTERVAL_S = 0.001
-# How long the leaving process waits for the builder to be stopped and its directory to be removed.
-SETTLE_S = 5.0
 
 
 class ProcessClock:
@@ -200,13 +197,3 @@ class Sidecar:
             planned = loop.time() + 0.5
             await asyncio.sleep(0.5)
             self.lag_s = max(0.0, loop.time() - planned)
-
-    def settle(self) -> None:
-        """Stop the start-up and wait until no child process is left."""
-        self.startup.stop()
-        until = time.monotonic() + SETTLE_S
-        while (
-            any(thread.name in {"build-artifact", "compute-reference"} for thread in threading.enumerate())
-            and time.monotonic() < until
-        ):
-            time.sleep(0.02)

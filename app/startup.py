@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -228,6 +229,15 @@ class Startup:
     def missing(self) -> tuple[StageView, ...]:
         """Return the stages that have not finished."""
         return tuple(view for view in self.snapshot() if view.state not in FINISHED)
+
+
+def settle(startup: Startup, within_s: float = 5.0) -> None:
+    """Stop the start-up and wait until no child process, and nothing of it on disk, is left."""
+    startup.stop()
+    until = time.monotonic() + within_s
+    children = {view.name for view in startup.snapshot() if view.lane is Lane.PROCESS}
+    while any(thread.name in children for thread in threading.enumerate()) and time.monotonic() < until:
+        time.sleep(0.02)
 
 
 def _as_ours(error: BaseException, where: str) -> WarmgateError:

@@ -17,7 +17,6 @@ from app.stages.bind_engine import BoundEngine
 from app.stages.preflight import Preflight
 from app.startup import StageView, Startup
 from app.weights import LoadedModel, ResidentWeights
-from app.weights.reading import resident_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ def memory_rows(values: Mapping[Any, Any]) -> tuple[Row, ...]:
     planned = {row.name: row for row in values[Preflight].rows} if Preflight in values else {}
     resident, loaded = values.get(ResidentWeights), values.get(LoadedModel)
     if resident and "checkpoint_mapped" in planned:
-        held = resident_bytes(resident.maps)
+        held = resident.mapped_bytes
         planned["checkpoint_mapped"] = replace(planned["checkpoint_mapped"], measured_bytes=held, peak_bytes=held)
     if loaded and "staging" in planned:
         copied = loaded.copied_bytes
@@ -100,8 +99,8 @@ def _stage(view: StageView) -> dict[str, Any]:
     return {name: getattr(view, name) for name in names}
 
 
-def _file_cache(resident: ResidentWeights | None) -> str | None:
-    return resident.file_cache if resident else None
+def _file_cache(resident: ResidentWeights | None) -> str:
+    return resident.file_cache if resident else ""
 
 
 def _compile_cache(code: Compiled | Uncompiled | None) -> str:
@@ -120,8 +119,8 @@ def _weights(
         "bytes": checkpoint.tensor_bytes if checkpoint else 0,
         "bytes_read": read.done,
         "bytes_per_s": speed,
-        "mode": resident.mode if resident else None,
-        "digest": f"sha256:{resident.digest}" if resident else None,
+        "mode": resident.mode if resident else "",
+        "digest": f"sha256:{resident.digest}" if resident else "",
         "waived": dict(loaded.plan.waived) if loaded else {},
         "cast": [],
         "rebuilt_buffers": list(loaded.plan.rebuilt) if loaded else [],
@@ -135,9 +134,9 @@ def _artifacts(values: Mapping[Any, Any]) -> dict[str, Any]:
     layers: tuple[Layer, ...] = code.layers if code else lookup.layers if lookup else ()
     differences = lookup.differences if isinstance(lookup, Missed) else ()
     return {
-        "engine": None if code is None else "aot" if isinstance(code, Compiled) else "eager",
+        "engine": "" if code is None else "aot" if isinstance(code, Compiled) else "eager",
         "why": code.why if isinstance(code, Uncompiled) else lookup.why if isinstance(lookup, Missed) else "",
-        "identity": identity.digest if identity else None,
+        "identity": identity.digest if identity else "",
         "outcome": code.outcome if isinstance(code, Compiled) else "none",
         "layers": [asdict(layer) for layer in layers],
         "differences": list(differences),
@@ -145,14 +144,13 @@ def _artifacts(values: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _device(acquired: AcquiredDevice | None) -> dict[str, Any]:
+    # The host is the device of this version; its books can be read before it is acquired.
+    memory = {"used": ledger.host_used_bytes(), "total": ledger.host_limit_bytes()}
     if acquired is None:
-        return {"kind": None, "name": None, "fingerprint": None}
+        return {"kind": "", "name": "", "fingerprint": "", "memory": memory}
     device = acquired.device
-    return {
-        "kind": device.kind,
-        "name": device.name,
-        "fingerprint": " ".join(f"{k}={v}" for k, v in acquired.fingerprint.items() if k != "flags"),
-    }
+    shown = " ".join(f"{name}={value}" for name, value in acquired.fingerprint.items() if name != "flags")
+    return {"kind": device.kind, "name": device.name, "fingerprint": shown, "memory": memory}
 
 
 def _error(startup: Startup) -> dict[str, Any] | None:

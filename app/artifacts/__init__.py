@@ -7,6 +7,9 @@ from typing import Any
 
 from app.identity import ArtifactIdentity
 
+# The file of values that travel with the code because no checkpoint holds them.
+CONSTANTS = "constants.safetensors"
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:

@@ -2,11 +2,12 @@
 
 import hashlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import app
+from app.artifacts.inputs import LARGEST
 from app.artifacts.sources import describe_sources
 from app.checkpoints import Checkpoint
 from app.environment import compiler_environment
@@ -29,6 +30,7 @@ def collect(
             "model": {
                 "factory": settings.model.factory,
                 "kwargs": settings.model.kwargs,
+                "kwargs_files": dict(_named_files(settings.model.kwargs)),
                 "waive_missing": settings.model.waive.missing,
                 "config": checkpoint.config_digest,
                 "sources": describe_sources(settings.model.factory),
@@ -41,6 +43,17 @@ def collect(
             "warmgate": {"version": app.__version__, "builder": _own_code()},
         }
     )
+
+
+def _named_files(value: Any) -> Iterator[tuple[str, str]]:
+    """Yield file → sha256 for every argument that names a file, and for the JSON files of every directory named."""
+    if isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _named_files(item)
+    elif isinstance(value, str) and value and len(value) < 4096 and "\0" not in value:
+        path = Path(value)
+        files = sorted(path.glob("*.json")) if path.is_dir() else [path] if path.is_file() else []
+        yield from ((str(f), hashlib.sha256(f.read_bytes()).hexdigest()) for f in files if f.stat().st_size <= LARGEST)
 
 
 def _own_code() -> str:

@@ -1,9 +1,11 @@
 """What the model's code is, found without importing it: local files by content, installed packages by version."""
 
 import ast
+import contextlib
 import hashlib
 import importlib.machinery
 import importlib.metadata
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +33,7 @@ def describe_sources(factory: str) -> dict[str, str]:
             continue
         if distribution := _distribution(top):
             found[top] = distribution
+            found.update(_required(distribution.partition(" ")[0]))
             installed.add(top)
             continue
         if parent := name.rpartition(".")[0]:
@@ -71,6 +74,27 @@ def _distribution(top: str) -> str | None:
         # Slow (it reads every installed package's list of files), and needed only where the names differ.
         names = sorted(set(importlib.metadata.packages_distributions().get(top, ())))
         return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names) or None
+
+
+def _required(distribution: str) -> dict[str, str]:
+    """Return the installed versions of everything that a distribution requires, directly and further on."""
+    found: dict[str, str] = {}
+    todo = [distribution]
+    while todo:
+        for requirement in _requirements(todo.pop()):
+            name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
+            if name not in found and "extra ==" not in requirement:
+                with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                    found[name] = f"{name} {importlib.metadata.version(name)}"
+                    todo.append(name)
+    return found
+
+
+def _requirements(distribution: str) -> list[str]:
+    try:
+        return importlib.metadata.requires(distribution) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
 
 
 def _locate(module: str) -> Path | None:

@@ -2,21 +2,21 @@
 
 import contextlib
 import errno
-import json
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.artifacts import Artifact, Layer, Missed, Restored
-from app.artifacts.seal import MANIFEST, sync, verify
+from app.artifacts import Artifact, Layer, Missed, Restored, inputs
+from app.artifacts.seal import MANIFEST, read_manifest, sync, verify
 from app.errors import ArtifactError
 from app.identity import ArtifactIdentity
 
 _BUILDING = ".building-"
 _REJECTED = ".rejected-"
 _ABANDONED_S = 86400
+_KEPT = 3
 
 
 class Store:
@@ -25,31 +25,39 @@ class Store:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def find(self, identity: ArtifactIdentity) -> Restored | Missed:
-        """Return the verified artifact of this identity, or why there is none and how the nearest one differs."""
+    def find(self, identity: ArtifactIdentity, checkpoint: Path) -> Restored | Missed:
+        """Return the verified artifact of this identity, or why there is none and how the nearest one differs.
+
+        Changes nothing: what is damaged is set aside by whoever has something better to put in its place.
+        """
         directory = self.path / identity.key()
         if not directory.is_dir():
             nearest = min(self._differences(identity), key=len, default=())
             why = f"built for another {nearest[0]}" if nearest else f"nothing stored in {self.path}"
             return Missed(identity, why, (Layer("sealed-artifact", "miss", why),), nearest)
         found = verify(directory, identity)
-        if isinstance(found, Artifact):
-            return Restored(found, (Layer("sealed-artifact", "hit", count=len(found.content["files"])),))
-        self._set_aside(directory)
-        return Missed(identity, f"damaged artifact: {found}", (Layer("sealed-artifact", "rejected", found),))
+        if isinstance(found, str):
+            return Missed(identity, f"damaged artifact: {found}", (Layer("sealed-artifact", "rejected", found),))
+        if stale := tuple(inputs.changed(found.content["factory_files"], checkpoint)):
+            return Missed(identity, stale[0], (Layer("sealed-artifact", "rejected", stale[0]),), stale)
+        return Restored(found, (Layer("sealed-artifact", "hit"),))
 
     def _differences(self, identity: ArtifactIdentity) -> Iterator[tuple[str, ...]]:
         """Yield how each stored artifact differs, told as stored → wanted."""
         for manifest in self.path.glob(f"*/{MANIFEST}"):
             if manifest.parent.name.startswith("."):
                 continue
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-                yield ArtifactIdentity(json.loads(manifest.read_bytes())["identity"]).differences(identity)
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                yield ArtifactIdentity(read_manifest(manifest.parent)["identity"]).differences(identity)
 
-    def _set_aside(self, directory: Path) -> None:
-        """Keep damaged code for whoever wants to know why, out of the way of a rebuild; a read-only store keeps it."""
+    def set_aside(self, identity: ArtifactIdentity) -> None:
+        """Move an unusable artifact out of the way, keep the newest few, forget the answers proven with it."""
+        directory = self.path / identity.key()
         with contextlib.suppress(OSError):
             directory.rename(self.path / f"{_REJECTED}{directory.name[:12]}-{time.time_ns()}")
+        shutil.rmtree(Artifact(directory, identity, {}).golden_directory, ignore_errors=True)
+        for old in sorted(self.path.glob(f"{_REJECTED}*"), key=lambda path: path.name.rpartition("-")[2])[:-_KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
 
     @contextlib.contextmanager
     def workspace(self) -> Iterator[Path]:

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from app.artifacts import CONSTANTS, inputs
 from app.buckets import Bucket
 from app.engines._container import Container
 from app.errors import ArtifactError
@@ -19,8 +20,6 @@ from app.samples import sample_inputs
 from app.settings import Settings
 from app.weights import Skeleton
 from app.weights.skeleton import build_skeleton
-
-CONSTANTS = "constants.safetensors"
 
 OPTIONS = {
     # External constants: the code is one for every set of weights, and the weights exist once in memory.
@@ -39,7 +38,8 @@ def work(settings: Settings, directory: Path, scratch: Path, tell: Callable[[], 
     if shutil.which("g++") is None and shutil.which("c++") is None and shutil.which("clang++") is None:
         raise ArtifactError("no C++ compiler on this machine (g++): restore a built artifact, or install one")
     began = time.monotonic()
-    skeleton = build_skeleton(settings.model)
+    with inputs.recording(settings.model.checkpoint) as factory_files:
+        skeleton = build_skeleton(settings.model)
     constants = {n: b for n, b in skeleton.module.named_buffers(remove_duplicate=False) if not b.is_meta}
     constants |= {n: p for n, p in skeleton.module.named_parameters(remove_duplicate=False) if not p.is_meta}
     _give_memory(skeleton.module)
@@ -63,6 +63,9 @@ def work(settings: Settings, directory: Path, scratch: Path, tell: Callable[[], 
         "packages": packages,
         "model": skeleton.table.as_json(),
         "constants": sorted(constants),
+        "factory_files": factory_files,
+        "layers": [{"name": "aot-package", "count": len(packages)}],
+        "buckets": [bucket.name for bucket in settings.buckets],
         "timings": {"build_s": time.monotonic() - began},
         "tools": {"cxx": _compiler_version()},
     }

@@ -7,13 +7,11 @@ from typing import Protocol, Self
 import torch
 from safetensors.torch import load_file
 
-from app.artifacts import Artifact
+from app.artifacts import CONSTANTS, Artifact
 from app.buckets import Bucket
 from app.engines._container import Container
 from app.errors import ArtifactError
 from app.weights import LoadedModel
-
-CONSTANTS = "constants.safetensors"
 
 
 class Runner(Protocol):
@@ -38,12 +36,11 @@ class AotEngine:
         """Open every package and give it its constants; raises ArtifactError when one is unknown."""
         if artifact is None:
             raise ArtifactError("the aot engine needs an artifact")
-        constants = {**load_file(artifact.path / CONSTANTS), **model.tensors}
         runners = {
-            package["bucket"]: _open(artifact.path / package["library"], constants, package["proxied"])
+            package["bucket"]: _open(artifact.path / package["library"], model.tensors, package["proxied"])
             for package in artifact.content["packages"]
         }
-        return cls(runners, constants)
+        return cls(runners, model.tensors)
 
     @property
     def dynamic(self) -> bool:

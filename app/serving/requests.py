@@ -34,7 +34,7 @@ class RequestMetrics:
             "warmgate_batch_size", "Requests run together.", buckets=(1, 2, 4, 8, 16, 32, 64), registry=registry
         )
         self.padding = Gauge("warmgate_padding_ratio", "Share of padding in the last run.", registry=registry)
-        self.queue_items = Gauge("warmgate_queue_items", "Requests waiting for the device.", registry=registry)
+        self.queue_items = Gauge("warmgate_queue_items", "Requests waiting for the device or on it.", registry=registry)
         self.queue_bytes = Gauge("warmgate_queue_bytes", "Bytes of inputs waiting for the device.", registry=registry)
         self.inflight = Gauge("warmgate_inflight_requests", "Requests received and not answered.", registry=registry)
         self.first_request = Gauge(

@@ -55,6 +55,8 @@ def _build(settings: Settings, lookup: Missed, threads: int, progress: Progress)
         content = child.run("build", settings, payload, threads, progress)
         try:
             seal(payload, lookup.identity, content)
+            if any(layer.result == "rejected" for layer in lookup.layers):
+                store.set_aside(lookup.identity)
             return store.publish(payload, lookup.identity)
         except OSError as error:
             raise ArtifactError(

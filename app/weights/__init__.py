@@ -26,6 +26,7 @@ class ResidentWeights:
     seconds: float
     mode: str
     file_cache: str
+    mapped_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 from app.checkpoints import Checkpoint, CheckpointFile
 from app.errors import CheckpointError
@@ -25,7 +26,6 @@ MADV_POPULATE_READ = 22
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
 Chunk = tuple[int, int, int]  # file number, offset, length
 
@@ -34,7 +34,7 @@ def read_resident(checkpoint: Checkpoint, progress: Progress, threads: int) -> R
     """Read every byte once, hash it and leave its page mapped; raises CheckpointError naming file and offset."""
     began = time.monotonic()
     maps = map_files(checkpoint)
-    file_cache = _file_cache(maps)
+    file_cache = _file_cache(checkpoint)
     progress.expect(checkpoint.nbytes, "bytes")
     chunks = [
         (number, offset, min(CHUNK, file.size - offset))
@@ -46,7 +46,16 @@ def read_resident(checkpoint: Checkpoint, progress: Progress, threads: int) -> R
     if changed := next((text for file in checkpoint.files if (text := file.changed())), None):
         raise CheckpointError(f"{changed}; publish checkpoints by renaming a complete directory")
     digest = hashlib.sha256(b"".join(digests[chunk] for chunk in chunks)).hexdigest()
-    return ResidentWeights(checkpoint, maps, digest, checkpoint.nbytes, time.monotonic() - began, "map", file_cache)
+    return ResidentWeights(
+        checkpoint,
+        maps,
+        digest,
+        checkpoint.nbytes,
+        time.monotonic() - began,
+        "map",
+        file_cache,
+        _mapped_resident_bytes(checkpoint),
+    )
 
 
 def map_files(checkpoint: Checkpoint) -> tuple[mmap.mmap, ...]:
@@ -61,9 +70,20 @@ def _map(file: CheckpointFile) -> mmap.mmap:
         raise CheckpointError(f"{file.path} cannot be mapped: {error}; was it truncated?") from error
 
 
-def resident_bytes(maps: Sequence[mmap.mmap]) -> int:
-    """Return how many bytes of the mappings are in memory at this moment."""
-    return sum(_resident_pages(one) * mmap.PAGESIZE for one in maps)
+def _mapped_resident_bytes(checkpoint: Checkpoint) -> int:
+    """Return how many bytes of the files' mappings this process has in memory, from its own page tables.
+
+    mincore would say "all" to whoever neither owns nor may write a file (Linux 5.2 and later).
+    """
+    paths = {str(file.path.resolve()) for file in checkpoint.files}
+    total, inside = 0, False
+    for row in Path("/proc/self/smaps").read_text().splitlines():
+        fields = row.split(maxsplit=5)
+        if "-" in fields[0]:
+            inside = len(fields) == 6 and fields[5] in paths
+        elif inside and fields[0] == "Rss:":
+            total += int(fields[1]) * 1024
+    return total
 
 
 def _in_parallel(chunks: Sequence[Chunk], threads: int, work: Callable[[Chunk, memoryview], None]) -> None:
@@ -141,16 +161,18 @@ def _address(mapping: mmap.mmap) -> int:
     return int(np.frombuffer(mapping, np.uint8, 1).ctypes.data)
 
 
-def _file_cache(maps: Sequence[mmap.mmap]) -> str:
-    """Say whether the files were in the page cache before anything was read."""
-    total = sum(len(one) for one in maps)
-    share = resident_bytes(maps) / total if total else 1.0
-    return "warm" if share > 0.99 else "cold" if share < 0.01 else "mixed"
+def _file_cache(checkpoint: Checkpoint) -> str:
+    """Say whether the files were in the page cache before anything was read, by samples that wait for no disk."""
+    samples = [(file, offset) for file in checkpoint.files for offset in range(0, file.size, max(1, file.size // 64))]
+    cached = [_is_cached(file, offset) for file, offset in samples]
+    return "warm" if all(cached) else "cold" if cached.count(False) == len(cached) else "mixed"
 
 
-def _resident_pages(mapping: mmap.mmap) -> int:
-    pages = -(-len(mapping) // mmap.PAGESIZE)
-    vector = ctypes.create_string_buffer(pages)
-    if _libc.mincore(_address(mapping), len(mapping), vector) != 0:
-        return 0
-    return vector.raw.count(b"\x01")
+def _is_cached(file: CheckpointFile, offset: int) -> bool | None:
+    """Return None where the file system cannot say."""
+    try:
+        return os.preadv(file.fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None

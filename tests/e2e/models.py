@@ -56,6 +56,21 @@ class Branching(Tiny):
         return hidden if float(x.sum()) > -1e9 else hidden * 2
 
 
+class Counting(Tiny):
+    """Changes a buffer that the checkpoint holds: the next answer depends on who asked before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scale.add_(1)
+        return super().forward(x)
+
+
+class Infinite(Tiny):
+    """Answers with values that are no numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / 0.0
+
+
 class Unequal(Tiny):
     """Answers differently when compiled: the proof must find it."""
 
@@ -98,6 +113,21 @@ def branching() -> nn.Module:
 
 def unequal() -> nn.Module:
     return Unequal()
+
+
+def counting() -> nn.Module:
+    return Counting()
+
+
+def infinite() -> nn.Module:
+    return Infinite()
+
+
+def from_file(file: str) -> nn.Module:
+    """A model whose code depends on a file that the factory reads."""
+    with open(file) as found:  # noqa: PTH123 - as factories do
+        width = int(found.read())
+    return Tiny(width)
 
 
 def sleeping() -> nn.Module:

@@ -5,7 +5,10 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.e2e import models
 from tests.e2e.conftest import JSON, Start, configuration, save
-from tests.e2e.harness import Server, command, outputs
+from tests.e2e.harness import ROOT, Server, command, environment, outputs
 
 X = {"x": torch.zeros(2, 16).numpy()}
 
@@ -355,3 +358,94 @@ def test_a_port_answers_while_the_server_starts_and_the_tiny_answer_is_right(sta
 def test_saved_checkpoints_hold_tied_tensors_once(tmp_path: Path) -> None:
     save(models.Tied(), tmp_path / "model.safetensors")
     assert set(load_file(tmp_path / "model.safetensors")) == {"embed.weight"}
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "message"),
+    [
+        ("counting", "eager", "the model's forward changes its own buffers (scale): answers would differ"),
+        ("counting", "auto", "the model's forward changes its own buffers (scale): answers would differ"),
+        ("infinite", "eager", "bucket batch=2 is not proven: output y has values that are not finite"),
+    ],
+)
+def test_a_model_whose_answers_cannot_be_promised_ends_the_start(
+    start: Start, tmp_path: Path, model: str, engine: str, message: str
+) -> None:
+    config = configuration(model, checkpoint(tmp_path / "weights"), tmp_path / "store", compile={"engine": engine})
+    server = start(config)
+    assert server.exit_code() == 6
+    assert fatal(server)["message"] == message
+
+
+def test_a_file_that_the_arguments_name_belongs_to_the_identity(
+    start: Start, tiny_config: JSON, tmp_path: Path
+) -> None:
+    file = tmp_path / "width"
+    file.write_text("16")
+    tiny_config["model"] |= {"factory": "tests.e2e.models:from_file", "kwargs": {"file": str(file)}}
+    tiny_config["compile"]["artifacts"] = str(tmp_path / "store")
+    server = start(tiny_config)
+    server.wait()
+    assert server.status()["artifacts"]["outcome"] == "rebuilt"
+    server.stop()
+    file.write_text("16 ")
+    tiny_config["compile"]["on_miss"] = "fail"
+    server = start(tiny_config)
+    assert server.exit_code() == 5
+    assert f"model.kwargs_files.{file}" in fatal(server)["message"]
+
+
+def test_a_console_whose_reader_is_gone_does_not_decide_over_the_start(tiny_config: JSON, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config.write_text(yaml.safe_dump({**tiny_config, "http": {"host": "127.0.0.1", "port": port}}))
+    reader, writer = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "app", "serve", "--config", str(config), "--log-format", "text"],
+        cwd=ROOT,
+        env=environment(),
+        stdout=writer,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(writer)
+    os.close(reader)
+    try:
+        until = time.monotonic() + 60
+        while not _ready(port):
+            assert process.poll() is None, process.returncode
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
+
+
+def _ready(port: int) -> bool:
+    try:
+        return Server.send(urllib.request.Request(f"http://127.0.0.1:{port}/readyz"))[0] == 200
+    except OSError:
+        return False
+
+
+def test_build_is_stopped_by_sigterm_without_leaving_anything(tiny_config: JSON, tmp_path: Path) -> None:
+    tiny_config["compile"]["artifacts"] = str(tmp_path / "store")
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(tiny_config))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "app", "build", "--config", str(config)],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    until = time.monotonic() + 60
+    while not any("app.child build" in line for line in processes(process.pid)):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    process.terminate()
+    assert process.wait(30) == 143
+    assert processes(process.pid) == []
+    assert list((tmp_path / "store").iterdir()) == []

@@ -68,6 +68,7 @@ METRICS = {
     "warmgate_first_request_seconds",
     "warmgate_event_loop_lag_seconds",
     "warmgate_engine_heartbeat_timestamp_seconds",
+    "warmgate_device_memory_bytes",
     "process_resident_memory_bytes",
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from app.artifacts import Artifact, Layer, Missed, Restored, golden
+from app.artifacts import Artifact, Layer, Missed, Restored, golden, inputs
 from app.artifacts.seal import seal, sha256, verify
 from app.artifacts.store import Store
 from app.errors import ArtifactError
@@ -18,12 +18,13 @@ from app.identity import ArtifactIdentity
 
 IDENTITY = ArtifactIdentity({"torch": "2.13.0", "device": {"kind": "cpu", "threads": 2}})
 OTHER = ArtifactIdentity({"torch": "2.14.1", "device": {"kind": "cpu", "threads": 2}})
-CONTENT = {"packages": ["code.so"], "built_s": 1.5}
-FILES = {"code.so": b"compiled code", "deep/table.json": b"{}", "empty": b""}
+CONTENT = {"packages": [{"library": "code.so"}], "factory_files": {}, "built_s": 1.5}
+NOWHERE = Path("/nowhere")
+FILES = {"code.so": b"compiled code", "constants.safetensors": b"values", "deep/table.json": b"{}", "empty": b""}
 
 
 def fill(directory: Path, identity: ArtifactIdentity = IDENTITY, **files: bytes) -> Path:
-    for name, data in (files or FILES).items():
+    for name, data in ({"constants.safetensors": b"values"} | files if files else FILES).items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_bytes(data)
     seal(directory, identity, CONTENT)
@@ -61,6 +62,7 @@ def test_the_manifest_lists_identity_and_every_file_with_size_and_sha256(tmp_pat
             {"path": name, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
             for name, data in FILES.items()
         ],
+        "content_sha256": hashlib.sha256(json.dumps(CONTENT, sort_keys=True).encode()).hexdigest(),
         **CONTENT,
     }
 
@@ -107,6 +109,16 @@ def directory_in_place_of_the_file(directory: Path) -> None:
     (directory / "code.so").mkdir()
 
 
+def pipe_in_place_of_the_manifest(directory: Path) -> None:
+    (directory / "manifest.json").unlink()
+    os.mkfifo(directory / "manifest.json")
+
+
+def manifest_moved_and_linked(directory: Path) -> None:
+    (directory / "manifest.json").rename(directory.parent / "moved.json")
+    (directory / "manifest.json").symlink_to(directory.parent / "moved.json")
+
+
 # what happened to the sealed directory → how, the reason that is told
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "flipped bit": (flip("code.so"), "code.so is not what was sealed: its sha256 differs"),
@@ -133,7 +145,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "manifest is a list": (
         write("manifest.json", b"[]"),
-        "manifest.json cannot be read: TypeError: list indices must be integers or slices, not str",
+        "manifest.json cannot be read: ValueError: manifest.json is not an object",
     ),
     "manifest without identity": (edit(identity=...), "manifest.json cannot be read: KeyError: 'identity'"),
     "manifest without files": (edit(files=...), "manifest.json cannot be read: KeyError: 'files'"),
@@ -149,7 +161,24 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "file listed that is outside": (
         edit(files=[{"path": "../outside", "size": 0, "sha256": hashlib.sha256(b"").hexdigest()}]),
-        "../outside is missing",
+        "manifest.json would load code.so, which it does not list",
+    ),
+    "content changed": (
+        edit(packages=[{"library": "/elsewhere/code.so"}]),
+        "manifest.json is not what was sealed: the sha256 of its content differs",
+    ),
+    "manifest is a pipe": (
+        pipe_in_place_of_the_manifest,
+        "manifest.json cannot be read: ValueError: manifest.json is not a file of at most 67108864 bytes",
+    ),
+    "manifest is a link": (
+        manifest_moved_and_linked,
+        "manifest.json cannot be read: OSError: [Errno 40] Too many levels of symbolic links: '{path}/manifest.json'",
+    ),
+    "manifest without end": (
+        write("manifest.json", b"[" * 100_000),
+        "manifest.json cannot be read: RecursionError: maximum recursion depth exceeded while decoding a JSON array "
+        "from a unicode string",
     ),
 }
 
@@ -178,19 +207,21 @@ def test_a_damaged_artifact_is_rejected_and_set_aside_so_that_a_new_one_can_be_p
     damage(place)
     told = reason.format(path=place)
 
-    found = store.find(IDENTITY)
+    found = store.find(IDENTITY, NOWHERE)
 
     assert found == Missed(IDENTITY, f"damaged artifact: {told}", (Layer("sealed-artifact", "rejected", told),))
+    assert place.is_dir(), "looking must change nothing"
+    store.set_aside(IDENTITY)
     assert [path.name.startswith(f".rejected-{IDENTITY.key()[:12]}-") for path in store.path.glob(".*")] == [True]
     assert publish(store).path == place
-    assert isinstance(store.find(IDENTITY), Restored)
+    assert isinstance(store.find(IDENTITY, NOWHERE), Restored)
 
 
-def test_a_published_artifact_is_found_with_one_hit_for_its_files(store: Store) -> None:
+def test_a_published_artifact_is_found_with_one_hit(store: Store) -> None:
     published = publish(store)
 
     assert published.path == store.path / IDENTITY.key()
-    assert store.find(IDENTITY) == Restored(published, (Layer("sealed-artifact", "hit", count=3),))
+    assert store.find(IDENTITY, NOWHERE) == Restored(published, (Layer("sealed-artifact", "hit"),))
 
 
 def test_publishing_leaves_nothing_but_the_artifact(store: Store) -> None:
@@ -227,7 +258,7 @@ def test_an_artifact_in_the_making_is_never_found_nor_told_as_the_nearest(store:
     with store.workspace() as workspace:
         fill(workspace)
 
-        found = [store.find(identity) for identity in (IDENTITY, OTHER)]
+        found = [store.find(identity, NOWHERE) for identity in (IDENTITY, OTHER)]
 
         assert workspace.name.startswith(".building-")
         assert [isinstance(one, Missed) and one.why for one in found] == [f"nothing stored in {store.path}"] * 2
@@ -254,7 +285,7 @@ def test_an_empty_store_misses(store: Store, exists: bool) -> None:
         store.path.mkdir()
     why = f"nothing stored in {store.path}"
 
-    assert store.find(IDENTITY) == Missed(IDENTITY, why, (Layer("sealed-artifact", "miss", why),))
+    assert store.find(IDENTITY, NOWHERE) == Missed(IDENTITY, why, (Layer("sealed-artifact", "miss", why),))
 
 
 def test_a_miss_tells_how_the_nearest_artifact_differs_as_stored_and_wanted(store: Store) -> None:
@@ -265,7 +296,7 @@ def test_a_miss_tells_how_the_nearest_artifact_differs_as_stored_and_wanted(stor
     ):
         publish(store, ArtifactIdentity(fields))
 
-    found = store.find(IDENTITY)
+    found = store.find(IDENTITY, NOWHERE)
 
     assert found == Missed(
         IDENTITY,
@@ -281,7 +312,7 @@ def test_a_neighbour_with_an_unreadable_manifest_is_no_nearest(store: Store) -> 
         (store.path / f"odd{number}").mkdir()
         (store.path / f"odd{number}" / "manifest.json").write_text(text)
 
-    found = store.find(IDENTITY)
+    found = store.find(IDENTITY, NOWHERE)
 
     assert isinstance(found, Missed)
     assert found.differences == ("torch 2.14.1 → 2.13.0",)
@@ -347,7 +378,7 @@ def test_answers_are_kept_beside_the_artifact_for_one_set_of_weights(store: Stor
 
     assert plain(golden.recall(artifact, "w1")) == plain(ANSWERS)
     assert golden.recall(artifact, "w2") == {}
-    assert isinstance(store.find(IDENTITY), Restored)
+    assert isinstance(store.find(IDENTITY, NOWHERE), Restored)
 
 
 def test_another_start_replaces_the_record(store: Store) -> None:
@@ -428,3 +459,44 @@ def test_what_a_killed_build_left_a_day_ago_is_removed_and_a_younger_one_is_not(
     with store.workspace():
         assert not old.exists()
         assert young.exists()
+
+
+def test_a_file_that_the_factory_reads_and_that_has_changed_is_a_miss_with_its_name(
+    store: Store, tmp_path: Path
+) -> None:
+    checkpoint, elsewhere = tmp_path / "checkpoint", tmp_path / "settings.json"
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text("{}")
+    elsewhere.write_text("1")
+    with inputs.recording(checkpoint) as recorded:
+        (checkpoint / "config.json").read_text()
+        elsewhere.read_text()
+    files = {name: digest for name, digest in recorded.items() if name in {"checkpoint:config.json", str(elsewhere)}}
+    assert len(files) == 2
+    with store.workspace() as workspace:
+        payload = workspace / "payload"
+        payload.mkdir()
+        for name, data in FILES.items():
+            (payload / name).parent.mkdir(parents=True, exist_ok=True)
+            (payload / name).write_bytes(data)
+        seal(payload, IDENTITY, {**CONTENT, "factory_files": files})
+        store.publish(payload, IDENTITY)
+    assert isinstance(store.find(IDENTITY, checkpoint), Restored)
+
+    elsewhere.write_text("2")
+    found = store.find(IDENTITY, checkpoint)
+    assert isinstance(found, Missed)
+    assert found.why == f"{elsewhere}, which the factory reads, has changed"
+    elsewhere.unlink()
+    found = store.find(IDENTITY, checkpoint)
+    assert isinstance(found, Missed)
+    assert found.why == f"{elsewhere}, which the factory reads, is not here"
+
+
+def test_only_the_newest_rejected_artifacts_are_kept_and_their_answers_are_forgotten(store: Store) -> None:
+    for _ in range(5):
+        artifact = publish(store)
+        golden.keep(artifact, "w", ANSWERS)
+        store.set_aside(IDENTITY)
+    assert len(list(store.path.glob(".rejected-*"))) == 3
+    assert [path.name for path in store.path.iterdir() if not path.name.startswith(".rejected-")] == []

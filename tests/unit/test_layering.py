@@ -45,6 +45,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
         "app.artifacts",
         "app.artifacts.collect",
         "app.artifacts.golden",
+        "app.artifacts.inputs",
         "app.artifacts.seal",
         "app.artifacts.sources",
         "app.artifacts.store",

@@ -11,7 +11,7 @@ from app.checkpoints import Checkpoint, CheckpointFile, file_stamp
 from app.errors import CheckpointError
 from app.progress import Progress, Stopped
 from app.weights import ResidentWeights, reading
-from app.weights.reading import read_resident, resident_bytes
+from app.weights.reading import read_resident
 
 CHUNK, STEP = 1 << 14, 1 << 12
 # Neither a whole number of chunks nor of steps nor of pages.
@@ -126,7 +126,7 @@ def test_progress_counts_every_byte(checkpoint: Checkpoint) -> None:
 def test_after_reading_every_page_is_in_memory(checkpoint: Checkpoint) -> None:
     pages = sum(-(-size // os.sysconf("SC_PAGESIZE")) for size in SIZES)
 
-    assert resident_bytes(read(checkpoint).maps) == pages * os.sysconf("SC_PAGESIZE")
+    assert read(checkpoint).mapped_bytes == pages * os.sysconf("SC_PAGESIZE")
 
 
 def test_files_that_were_just_written_are_found_in_the_file_cache(checkpoint: Checkpoint) -> None:
