@@ -1,7 +1,6 @@
 """What a start-up shows: bars on a terminal, lines for people elsewhere, or one JSON event a change of state."""
 
 import contextlib
-import json
 import math
 import shlex
 import sys
@@ -10,6 +9,7 @@ import urllib.parse
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from app.http.oip_json import request_body
 from app.logs import log
 from app.samples import sample_inputs
 from app.settings import Settings
@@ -147,15 +147,7 @@ def curl_line(settings: Settings, address: str) -> str:
     if sum(math.prod(spec.sized(sizes)) for spec in settings.input_specs) > LARGEST_SAMPLE:
         data = "@request.json"
     else:
-        data = json.dumps({"inputs": _sample_rows(settings, sizes)}, separators=(",", ":"))
+        data = request_body(settings.input_specs, sample_inputs(settings.input_specs, sizes, seed="curl")).decode()
     at = f"--unix-socket {address.removeprefix('unix:')} http://localhost" if address.startswith("unix:") else address
     path = f"/v2/models/{urllib.parse.quote(settings.model.name)}/infer"
     return f"curl -s {at}{path} -d {shlex.quote(data)}"
-
-
-def _sample_rows(settings: Settings, sizes: dict[str, int]) -> list[dict[str, Any]]:
-    arrays = sample_inputs(settings.input_specs, sizes, seed="curl")
-    return [
-        {"name": s.name, "datatype": s.datatype, "shape": list(a.shape), "data": a.ravel().tolist()}
-        for s, a in zip(settings.input_specs, arrays.values(), strict=True)
-    ]

@@ -41,7 +41,7 @@ def write_report(sidecar: Sidecar) -> None:
         return
     try:
         temporary = file.with_name(f".{file.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(sidecar.report(), indent=1, default=str))
+        temporary.write_text(json.dumps(sidecar.start_report or sidecar.report(), indent=1, default=str))
         temporary.replace(file)
     except OSError as error:
         log.warning("the report could not be written", file=str(file), error=error.strerror)

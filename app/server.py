@@ -7,12 +7,13 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message
 
 from app import __version__, endings, status
 from app.console import Console, curl_line
@@ -21,6 +22,7 @@ from app.http import oip, probes
 from app.http import status as status_routes
 from app.http.edge import Edge, install_errors, key_check
 from app.logs import log
+from app.servable import Servable
 from app.settings import Http, Settings
 from app.sidecar import ProcessClock, Sidecar
 from app.startup import settle
@@ -37,6 +39,7 @@ def create_app(sidecar: Sidecar) -> FastAPI:
         for task in tasks:
             task.cancel()
         await asyncio.to_thread(settle, sidecar.startup)
+        await asyncio.to_thread(sidecar.finish)
 
     app = FastAPI(
         title="Warmgate", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False
@@ -46,7 +49,36 @@ def create_app(sidecar: Sidecar) -> FastAPI:
     app.include_router(status_routes.routes(sidecar.report, sidecar.registry))
     app.include_router(oip.health_routes(sidecar.not_alive, sidecar.not_ready))
     app.include_router(oip.routes(_protocol(sidecar)))
+    sidecar.send = partial(_send, app, f"/v2/models/{sidecar.settings.model.name}/infer")
     return app
+
+
+async def _send(app: ASGIApp, path: str, servable: Servable, body: bytes) -> int:
+    """Post a body to the application as the server would, with the servable beside it; returns the status."""
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"content-length", str(len(body)).encode())],
+        oip.REHEARSED: servable,
+    }
+    status: list[int] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            status.append(message["status"])
+
+    await app(scope, receive, send)
+    return status[0]
 
 
 def _probes(sidecar: Sidecar) -> probes.Probes:
@@ -135,7 +167,9 @@ def bind(http: Http) -> socket.socket:
         if http.uds is not None:
             return _bind_file(http.uds)
         family, _, _, _, address = socket.getaddrinfo(http.host, http.port, type=socket.SOCK_STREAM)[0]
-        made = socket.socket(family)
+        # With the protocol named: asyncio turns Nagle's algorithm off only for sockets that say they are TCP, and with
+        # it on every answer on a kept connection waits 40 ms for the client's delayed acknowledgement.
+        made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
     except OSError as error:

@@ -5,34 +5,41 @@ import contextlib
 import gc
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from app import metrics, status
 from app.console import Console
 from app.devices import AcquiredDevice
-from app.errors import WarmgateError
+from app.errors import WarmgateError, WarmupError
 from app.graph import Lane
 from app.http.gate import Gate
+from app.http.oip_json import request_body
 from app.lanes import DeviceLane, run_on_thread
 from app.logs import log
 from app.progress import Stopped
 from app.readiness import Check, Drain, Readiness
 from app.sentinel import LateCompiles
+from app.servable import Array
 from app.serving.executor import Executor
 from app.serving.requests import RequestMetrics
 from app.settings import Settings
 from app.stages import STARTUP
 from app.stages.bind_engine import BoundEngine
 from app.stages.prove_answers import ProvenModel
+from app.stages.rehearse_requests import Rehearsal
 from app.startup import Startup
 
 # While libraries are imported on another thread, the event loop waits this long for the interpreter lock at most.
 STARTUP_SWITCH_INTERVAL_S = 0.001
+AFTER_READY_S = 1.0
 
 
 class ProcessClock:
@@ -63,12 +70,15 @@ class Sidecar:
     fatal: Callable[["Sidecar", WarmgateError], None]
     after_ready: Callable[["Sidecar", ProvenModel], None]
     servable: Executor | None = None
+    send: Callable[[Executor, bytes], Awaitable[int]] | None = None
+    start_report: dict[str, Any] | None = None
     lag_s: float = 0.0
     closed: bool = False
     late: LateCompiles = field(default_factory=LateCompiles)
 
     def __post_init__(self) -> None:
         """Make the parts; nothing runs yet but the device thread, which waits."""
+        self._finished = threading.Event()
         self.device_lane = DeviceLane(self.clock)
         lanes = {Lane.DISK: run_on_thread, Lane.PROCESS: run_on_thread, Lane.DEVICE: self.device_lane.run}
         self.startup = Startup(STARTUP, lanes, self.clock, self.console.changed)
@@ -161,7 +171,7 @@ class Sidecar:
         # thread for a third of a second and finds nothing.
         gc.disable()
         try:
-            await self.startup.run(self.settings)
+            await self.startup.run(self.settings, self._rehearsal(asyncio.get_running_loop()))
         except Stopped:
             return
         except WarmgateError as error:
@@ -173,10 +183,29 @@ class Sidecar:
             gc.enable()
         proven: ProvenModel = self.startup.values[ProvenModel]
         self.late.arm()
-        self.servable = Executor(proven.forward, self.device_lane, self.settings.serving, self.requests, self.clock)
+        self.servable = self._executor(proven, self.requests)
+        self.start_report = self.report()
         with contextlib.suppress(OSError):
             self.console.ended(self.startup.finished_s)
-        await run_on_thread(lambda: self._finish(proven), "after-ready")
+        # What only the next start needs can wait for the first requests to be over.
+        await asyncio.sleep(AFTER_READY_S)
+        await run_on_thread(self.finish, "after-ready")
+
+    def _executor(self, proven: ProvenModel, metrics: RequestMetrics) -> Executor:
+        return Executor(proven.forward, self.device_lane, self.settings.serving, metrics, self.clock)
+
+    def _rehearsal(self, loop: asyncio.AbstractEventLoop) -> Rehearsal:
+        """Return a way to send requests to the application that clients cannot reach yet; they are not counted."""
+        uncounted = RequestMetrics(CollectorRegistry(), ())
+
+        def send(proven: ProvenModel, arrays: Mapping[str, Array]) -> int:
+            if self.send is None:
+                raise WarmupError("there is no application to rehearse with")
+            body = request_body(self.settings.input_specs, arrays)
+            answer = self.send(self._executor(proven, uncounted), body)
+            return asyncio.run_coroutine_threadsafe(_awaited(answer), loop).result()
+
+        return Rehearsal(send)
 
     def _fail(self, error: WarmgateError) -> None:
         if error.__cause__ and not isinstance(error.__cause__, WarmgateError):
@@ -184,9 +213,13 @@ class Sidecar:
                 log.error("start-up failed", exc_info=error.__cause__)
         self.fatal(self, error)
 
-    def _finish(self, proven: ProvenModel) -> None:
+    def finish(self) -> None:
+        """Keep what a later start can use, once; also called when the process leaves before it came to it."""
+        if self.servable is None or self._finished.is_set():
+            return
+        self._finished.set()
         try:
-            self.after_ready(self, proven)
+            self.after_ready(self, self.startup.values[ProvenModel])
         except Exception:  # noqa: BLE001 - nothing after ready may end the serving
             log.exception("work after ready failed; serving goes on")
 
@@ -197,3 +230,7 @@ class Sidecar:
             planned = loop.time() + 0.5
             await asyncio.sleep(0.5)
             self.lag_s = max(0.0, loop.time() - planned)
+
+
+async def _awaited(answer: Awaitable[int]) -> int:
+    return await answer

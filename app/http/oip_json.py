@@ -41,6 +41,20 @@ def decode(body: bytes, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSp
     return Ask(arrays, _wanted(request.get("outputs"), outputs), identifier)
 
 
+def request_body(inputs: Sequence[TensorSpec], arrays: Mapping[str, Array]) -> bytes:
+    """Return what a client sends for these arrays."""
+    rows = [
+        {
+            "name": s.name,
+            "datatype": s.datatype,
+            "shape": list(arrays[s.name].shape),
+            "data": arrays[s.name].reshape(-1),
+        }
+        for s in inputs
+    ]
+    return orjson.dumps({"inputs": rows}, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
 def _tensor(row: Any) -> tuple[str, Array]:
     if not isinstance(row, dict) or not isinstance(row.get("name"), str):
         raise Rejected(400, "every input must be an object with a name")

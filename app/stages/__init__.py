@@ -6,7 +6,8 @@ import-runtime ──> acquire-device ──> find-artifact ──> build-artifa
                                                                         └─> build-skeleton  (eager engine only)
                                                                                      │  │
                   install-weights <─────────────────────────────────────────────────┼──┘
-                  install-weights ──> bind-engine ──> warm-buckets ──> prove-answers <┘ ──> ready
+                  install-weights ──> bind-engine ──> warm-buckets ──> prove-answers <┘
+                      prove-answers ──> rehearse-requests ──> ready
 """
 
 from app.graph import Graph
@@ -23,6 +24,7 @@ from app.stages.open_checkpoint import open_checkpoint
 from app.stages.preflight import preflight
 from app.stages.prove_answers import prove_answers
 from app.stages.read_weights import read_weights
+from app.stages.rehearse_requests import Rehearsal, rehearse_requests
 from app.stages.warm_buckets import warm_buckets
 
 STARTUP = Graph(
@@ -40,6 +42,7 @@ STARTUP = Graph(
         bind_engine,
         warm_buckets,
         prove_answers,
+        rehearse_requests,
     ],
-    given=[Settings],
+    given=[Settings, Rehearsal],
 )

@@ -33,6 +33,7 @@ CHECKS = [
     "bind-engine",
     "warm-buckets",
     "prove-answers",
+    "rehearse-requests",
     "engine",
     "device",
     "late-compile",

@@ -9,6 +9,7 @@ from app.graph import Graph, Lane, Skipped, Stage, stage
 from app.progress import Progress
 from app.settings import Settings
 from app.stages import STARTUP
+from app.stages.rehearse_requests import Rehearsal
 from app.startup import Startup
 
 
@@ -164,6 +165,7 @@ def test_the_graph_of_this_program_has_these_edges() -> None:
         "bind-engine": {"install-weights", "build-artifact"},
         "warm-buckets": {"bind-engine"},
         "prove-answers": {"warm-buckets", "compute-reference", "acquire-device"},
+        "rehearse-requests": {"prove-answers", "warm-buckets"},
     }
 
 
@@ -181,8 +183,8 @@ def test_everything_that_uses_the_device_runs_on_the_device_lane() -> None:
     }
 
 
-def test_settings_are_the_only_seed_of_this_program() -> None:
-    assert STARTUP.given == {Settings}
+def test_settings_and_a_way_to_rehearse_are_the_seeds_of_this_program() -> None:
+    assert STARTUP.given == {Settings, Rehearsal}
 
 
 def test_every_stage_waits_before_the_start() -> None:

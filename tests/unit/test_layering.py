@@ -81,6 +81,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
         "app.stages.preflight",
         "app.stages.prove_answers",
         "app.stages.read_weights",
+        "app.stages.rehearse_requests",
         "app.stages.warm_buckets",
     ),
     (

@@ -1,0 +1,52 @@
+"""Send a request through everything that a client's request meets, before a client does."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from app.errors import WarmupError
+from app.graph import Lane, Skipped, stage
+from app.progress import Progress
+from app.servable import Array
+from app.serving.forward import Forward
+from app.stages.prove_answers import ProvenModel
+from app.stages.warm_buckets import WarmEngine
+
+TIMES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """Sends named arrays to the application as a client would and returns the status of its answer."""
+
+    send: Callable[[ProvenModel, Mapping[str, Array]], int]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyModel:
+    """A proven model behind an application that has answered with it."""
+
+    forward: Forward
+
+
+@stage(Lane.DISK)
+def rehearse_requests(
+    proven: ProvenModel, warm: WarmEngine, rehearsal: Rehearsal, progress: Progress
+) -> ReadyModel | Skipped[ReadyModel]:
+    """Give the model that may be served; raises WarmupError when the application does not answer with it.
+
+    The engine is warm already; here the routing, the decoding and the encoding run for the first time.
+    """
+    smallest = proven.forward.coverage.buckets[0]
+    progress.expect(TIMES, "requests")
+    for _ in range(TIMES):
+        status = rehearsal.send(proven, warm.inputs[smallest.name])
+        if status == 413:
+            return Skipped(
+                ReadyModel(proven.forward), "the smallest bucket is larger than serving.max_body_bytes as JSON"
+            )
+        if status != 200:
+            raise WarmupError(
+                f"a request for bucket {smallest.name} was answered with {status}; the log has the reason"
+            )
+        progress.advance()
+    return ReadyModel(proven.forward)
