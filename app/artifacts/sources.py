@@ -1,13 +1,13 @@
 """What the model's code is, found without importing it: local files by content, installed packages by version."""
 
 import ast
-import contextlib
 import hashlib
 import importlib.machinery
 import importlib.metadata
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from app.errors import SettingsError
@@ -68,12 +68,11 @@ def _distribution(top: str) -> str | None:
     places = [*(spec.submodule_search_locations or []), *([spec.origin] if spec.origin else [])] if spec else []
     if not any("site-packages" in place or "dist-packages" in place for place in places):
         return None
-    try:
-        return f"{top} {importlib.metadata.version(top)}"
-    except importlib.metadata.PackageNotFoundError:
-        # Slow (it reads every installed package's list of files), and needed only where the names differ.
-        names = sorted(set(importlib.metadata.packages_distributions().get(top, ())))
-        return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names) or None
+    if found := _installed(top):
+        return f"{top} {found[0]}"
+    # Slow (it reads every installed package's list of files), and needed only where the names differ.
+    names = sorted(set(importlib.metadata.packages_distributions().get(top, ())))
+    return ", ".join(f"{name} {found[0]}" for name in names if (found := _installed(name))) or None
 
 
 def _required(distribution: str) -> dict[str, str]:
@@ -81,20 +80,25 @@ def _required(distribution: str) -> dict[str, str]:
     found: dict[str, str] = {}
     todo = [distribution]
     while todo:
-        for requirement in _requirements(todo.pop()):
+        _, requirements = _installed(todo.pop()) or ("", ())
+        for requirement in requirements:
             name = re.split(r"[^\w.-]", requirement, maxsplit=1)[0]
-            if name not in found and "extra ==" not in requirement:
-                with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                    found[name] = f"{name} {importlib.metadata.version(name)}"
-                    todo.append(name)
+            if name in found or "extra ==" in requirement:
+                continue
+            if installed := _installed(name):
+                found[name] = f"{name} {installed[0]}"
+                todo.append(name)
     return found
 
 
-def _requirements(distribution: str) -> list[str]:
+@cache
+def _installed(distribution: str) -> tuple[str, tuple[str, ...]] | None:
+    """Return version and requirements of a distribution, or None; its metadata is parsed once."""
     try:
-        return importlib.metadata.requires(distribution) or []
+        metadata = importlib.metadata.metadata(distribution)
     except importlib.metadata.PackageNotFoundError:
-        return []
+        return None
+    return str(metadata["Version"]), tuple(metadata.get_all("Requires-Dist") or ())
 
 
 def _locate(module: str) -> Path | None:
