@@ -1,6 +1,5 @@
 """The memory ledger: what start-up planned to take and what it took, from the kernel's own books."""
 
-import resource
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,11 +43,10 @@ def host_used_bytes() -> int:
 def process_rows() -> tuple[Row, ...]:
     """Return the process's anonymous and file-backed resident memory, and its largest resident size ever."""
     status = _fields(Path("/proc/self/status"))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return (
         Row("host_anonymous", measured_bytes=status.get("RssAnon", 0)),
         Row("host_file_backed", measured_bytes=status.get("RssFile", 0)),
-        Row("host_resident", measured_bytes=status.get("VmRSS", 0), peak_bytes=peak),
+        Row("host_resident", measured_bytes=status.get("VmRSS", 0), peak_bytes=status.get("VmHWM", 0)),
     )
 
 

@@ -72,6 +72,7 @@ def test_tied_weights_whose_file_holds_one_name_are_served_by_compiled_code(star
     assert np.abs(outputs(body) - answers(module, ids)).max() < 1e-6
 
 
+@pytest.mark.slow
 def test_an_operator_without_a_c_interface_runs_by_torchs_own_runner(start: Start, tmp_path: Path) -> None:
     torch.manual_seed(3)
     module = models.Eigen()

@@ -263,23 +263,14 @@ def test_a_damaged_record_of_answers_is_not_believed_against_the_module(
     tiny_config["compile"]["artifacts"] = str(store)
     server = start(tiny_config)
     server.wait()
-    record = _recorded(store)
     server.stop()
-    answers = {name: tensor + 1 for name, tensor in load_file(record).items()}
-    save_file(answers, record)
+    records = list(store.glob("*.golden/*.safetensors"))
+    assert records
+    for record in records:
+        save_file({name: tensor + 1 for name, tensor in load_file(record).items()}, record)
     server = start(tiny_config)
     server.wait()
     assert {bucket["proof"] for bucket in server.status()["buckets"]} == {"reference"}
-
-
-def _recorded(store: Path) -> Path:
-    """Wait for the record, which is written after ready."""
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
-        if found := list(store.glob("*.golden/*.safetensors")):
-            return found[0]
-        time.sleep(0.02)
-    raise AssertionError("no record of answers was written")
 
 
 def test_answers_that_differ_from_the_module_never_become_ready(start: Start, tmp_path: Path) -> None:
@@ -364,7 +355,12 @@ def test_saved_checkpoints_hold_tied_tensors_once(tmp_path: Path) -> None:
     ("model", "engine", "message"),
     [
         ("counting", "eager", "the model's forward changes its own buffers (scale): answers would differ"),
-        ("counting", "auto", "the model's forward changes its own buffers (scale): answers would differ"),
+        pytest.param(
+            "counting",
+            "auto",
+            "the model's forward changes its own buffers (scale): answers would differ",
+            marks=pytest.mark.slow,
+        ),
         ("infinite", "eager", "bucket batch=2 is not proven: output y has values that are not finite"),
     ],
 )
@@ -377,6 +373,7 @@ def test_a_model_whose_answers_cannot_be_promised_ends_the_start(
     assert fatal(server)["message"] == message
 
 
+@pytest.mark.slow
 def test_a_file_that_the_arguments_name_belongs_to_the_identity(
     start: Start, tiny_config: JSON, tmp_path: Path
 ) -> None:

@@ -35,7 +35,7 @@ def mapping_rows(process: int, file: Path) -> dict[str, int]:
     return sums
 
 
-@pytest.mark.parametrize("engine", ["auto", "eager"])
+@pytest.mark.parametrize("engine", [pytest.param("auto", marks=pytest.mark.slow), "eager"])
 def test_the_weights_are_resident_once_and_never_copied(
     start: Start, checkpoint: Path, tmp_path: Path, engine: str
 ) -> None:
