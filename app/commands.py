@@ -67,6 +67,7 @@ def check(settings: Settings, tell: Tell) -> dict[str, Any]:
 
         table = build_skeleton(settings.model).table
     plan = plan_weights(table, checkpoint, settings.model.waive)
+    checkpoint.close()
     return _document(settings, checkpoint, lookup, plan)
 
 

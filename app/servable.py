@@ -70,13 +70,5 @@ class Rejected(Exception):  # noqa: N818 - an answer to the client, not a fault 
 class Servable(Protocol):
     """A model that has proven its answers."""
 
-    @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
-        """The declared inputs in call order."""
-
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        """The declared outputs."""
-
     async def answer(self, arrays: Mapping[str, Array]) -> Answer:
         """Run one request; raises Rejected."""

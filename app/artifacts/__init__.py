@@ -69,4 +69,3 @@ class Uncompiled:
 
     why: str
     layers: tuple[Layer, ...] = ()
-    differences: tuple[str, ...] = ()

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from app.buckets import Kind, Route
 from app.errors import DeviceLostError
 from app.lanes import DeviceLane
-from app.servable import Answer, Array, Rejected, TensorSpec
+from app.servable import Answer, Array, Rejected
 from app.serving.forward import Forward
 from app.serving.requests import RequestMetrics
 from app.settings import Serving
@@ -24,16 +24,6 @@ class Executor:
         self._metrics, self._clock = metrics, clock
         self._waiting = 0
         self._waiting_bytes = 0
-
-    @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
-        """The declared inputs in call order."""
-        return self._forward.inputs
-
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        """The declared outputs."""
-        return self._forward.outputs
 
     async def answer(self, arrays: Mapping[str, Array]) -> Answer:
         """Run one request; raises Rejected when its shape, the queue or its deadline does not allow it."""

@@ -42,7 +42,7 @@ def build_artifact(
         why = str(error)
         progress.say(f"eager instead of aot: {why}")
         layers = (*lookup.layers, Layer("aot-package", "bypass", why))
-        return Uncompiled(f"the aot engine could not be built: {why}", layers, lookup.differences)
+        return Uncompiled(f"the aot engine could not be built: {why}", layers)
     layers = (*lookup.layers, Layer("aot-package", "miss", "built by this start", len(artifact.content["packages"])))
     return Compiled(artifact, "rebuilt", layers, lookup.differences)
 
