@@ -3,15 +3,18 @@
 import asyncio
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 from app.artifacts import Compiled, Missed, Restored, Uncompiled
 from app.buckets import Coverage
 from app.checkpoints import Checkpoint
+from app.dtypes import size_bytes
 from app.errors import ArtifactError
 from app.graph import Graph, Lane
 from app.lanes import DeviceLane, run_on_thread
+from app.ledger import Row
 from app.settings import Settings
 from app.stages import STARTUP
 from app.stages.preflight import Preflight
@@ -60,43 +63,77 @@ def check(settings: Settings, tell: Tell) -> dict[str, Any]:
     startup = run_part(STARTUP.until(Preflight, Restored | Missed), settings, tell)
     checkpoint: Checkpoint = startup.values[Checkpoint]
     lookup: Restored | Missed = startup.values[Restored | Missed]
-    if isinstance(lookup, Restored):
-        table = ModelTable.from_json(lookup.artifact.content["model"])
-    else:
-        from app.weights.skeleton import build_skeleton
-
-        table = build_skeleton(settings.model).table
-    plan = plan_weights(table, checkpoint, settings.model.waive)
+    table, construction = _table(settings, lookup)
+    plan = plan_weights(table, checkpoint, settings.model)
     checkpoint.close()
-    return _document(settings, checkpoint, lookup, plan)
-
-
-def _document(
-    settings: Settings, checkpoint: Checkpoint, lookup: Restored | Missed, plan: WeightsPlan
-) -> dict[str, Any]:
     dynamic = settings.compile.specialize == "none"
-    hit = isinstance(lookup, Restored)
-    identity = lookup.artifact.identity if isinstance(lookup, Restored) else lookup.identity
     return {
         "model": {"name": settings.model.name, "version": settings.model.version},
-        "checkpoint": {
-            "path": str(checkpoint.path),
-            "format": checkpoint.format,
-            "files": len(checkpoint.files),
-            "tensors": len(checkpoint.tensors),
-            "bytes": checkpoint.tensor_bytes,
-        },
+        "checkpoint": describe(checkpoint),
         "plan": {
-            "installed": len(plan.sources),
-            "rebuilt": list(plan.rebuilt),
-            "waived": {kind: list(names) for kind, names in plan.waived.items()},
+            **_reading(startup.values[Preflight], plan, construction),
+            "memory": [
+                {"name": row.name, "planned_bytes": row.planned_bytes} for row in _planned(startup, table, plan)
+            ],
         },
-        "artifact": {
-            "result": "hit" if hit else "miss",
-            "identity": identity.digest,
-            "why": "" if isinstance(lookup, Restored) else lookup.why,
-            "differences": [] if isinstance(lookup, Restored) else list(lookup.differences),
-        },
+        "artifact": _artifact(lookup),
         "buckets": [{"name": bucket.name, "required": bucket.required} for bucket in settings.buckets],
         "coverage": Coverage(settings.symbolic, settings.buckets, dynamic, settings.uncovered).rows(),
+    }
+
+
+def describe(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what a checkpoint is, without its tensors one by one."""
+    return {
+        "path": str(checkpoint.path),
+        "format": checkpoint.format,
+        "files": len(checkpoint.files),
+        "tensors": len(checkpoint.tensors),
+        "bytes": checkpoint.tensor_bytes,
+        "dtypes": dict(sorted(Counter(entry.dtype for entry in checkpoint.tensors.values()).items())),
+        "notes": list(checkpoint.notes),
+    }
+
+
+def _table(settings: Settings, lookup: Restored | Missed) -> tuple[ModelTable, str]:
+    """Return what the model wants: from the artifact that was built for it, else from the module itself."""
+    if isinstance(lookup, Restored):
+        content = lookup.artifact.content
+        return ModelTable.from_json(content["model"]), str(content["construction"])
+    from app.weights.skeleton import build_skeleton
+
+    skeleton = build_skeleton(settings.model)
+    return skeleton.table, skeleton.construction
+
+
+def _reading(preflight: Preflight, plan: WeightsPlan, construction: str) -> dict[str, Any]:
+    return {
+        "mode": preflight.layout.mode,
+        "why": preflight.layout.why,
+        "measured_first": preflight.measure,
+        "construction": construction,
+        "installed": len(plan.sources),
+        "rebuilt": list(plan.rebuilt),
+        "cast": [{"name": name, "from": a, "to": b} for name, (a, b) in plan.cast.items()],
+        "extra_state": list(plan.extra_state),
+        "waived": {kind: list(names) for kind, names in plan.waived.items()},
+        "verified": sorted(preflight.digests),
+    }
+
+
+def _planned(startup: Startup, table: ModelTable, plan: WeightsPlan) -> tuple[Row, ...]:
+    """Return the planned ledger, now that the model has told what it rebuilds."""
+    preflight: Preflight = startup.values[Preflight]
+    sizes = {tensor.name: size_bytes(tensor.dtype, tensor.shape) for tensor in table.tensors}
+    return (*preflight.rows(preflight.layout), Row("rebuilt_buffers", sum(sizes[name] for name in plan.rebuilt)))
+
+
+def _artifact(lookup: Restored | Missed) -> dict[str, Any]:
+    if isinstance(lookup, Restored):
+        return {"result": "hit", "identity": lookup.artifact.identity.digest, "why": "", "differences": []}
+    return {
+        "result": "miss",
+        "identity": lookup.identity.digest,
+        "why": lookup.why,
+        "differences": list(lookup.differences),
     }

@@ -10,7 +10,6 @@ from app.settings import Settings
 
 # Names of the contract whose behaviour is not in this version: refused rather than silently ignored.
 NOT_YET: Mapping[str, tuple[Any, ...]] = {
-    "model.dtype": (None,),
     "model.codec": (None,),
     "warmup.samples": (None,),
     "warmup.budget_bytes": (None,),

@@ -28,7 +28,7 @@ def after_ready(sidecar: Sidecar, proven: ProvenModel) -> None:
     code: Compiled | Uncompiled = sidecar.startup.values[Compiled | Uncompiled]
     if isinstance(code, Compiled) and proven.to_keep:
         try:
-            golden.keep(code.artifact, sidecar.startup.values[ResidentWeights].digest, proven.to_keep)
+            golden.keep(code.artifact, sidecar.startup.values[ResidentWeights].fingerprint, proven.to_keep)
         except OSError as error:
             log.warning("the proven answers could not be kept; the next start proves again", error=error.strerror)
     write_report(sidecar)

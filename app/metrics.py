@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from app import __version__
+from app.ledger import OBJECTS, WHOLES
 from app.readiness import Readiness
 from app.startup import State
 
@@ -15,7 +16,6 @@ PHASES = ("starting", "ready", "degraded", "draining", "failed")
 ENGINES = ("aot", "jit", "eager")
 LAYER_RESULTS = ("hit", "miss", "rejected", "bypass")
 LAYERS = ("sealed-artifact", "aot-package")
-MEMORY_OBJECTS = ("checkpoint_mapped", "staging", "host_anonymous", "host_file_backed", "host_resident")
 RUNS = ("first", "second", "steady")
 UNKNOWN = float("nan")
 
@@ -108,7 +108,7 @@ def _weights(status: dict[str, Any]) -> Iterator[Metric]:
     yield read
     memory = GaugeMetricFamily("warmgate_memory_bytes", "The memory ledger.", labels=["object", "kind"])
     rows = {row["name"]: row for row in status["memory"]}
-    for name in MEMORY_OBJECTS:
+    for name in (*OBJECTS, *WHOLES):
         for kind in ("planned", "measured", "peak"):
             value = rows.get(name, {}).get(f"{kind}_bytes")
             memory.add_metric([name, kind], UNKNOWN if value is None else value)

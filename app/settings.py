@@ -21,6 +21,8 @@ Name = Annotated[str, Field(pattern=r"^[^/\s]+$")]
 DimensionName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0)]
+CASTS = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
+CastType = Literal["float16", "bfloat16", "float32", "float64"]
 
 
 class Waive(Section):
@@ -46,9 +48,18 @@ class Model(Section):
     factory: Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")]
     kwargs: dict[str, Any] = {}
     checkpoint: Path
-    dtype: str | None = None
+    reading: Literal["auto", "map", "read"] = "auto"
+    dtype: CastType | None = None
+    sha256: str | None = None
+    trust_pickle: bool = False
+    wait_s: Seconds = 0
     waive: Waive = Waive()
     codec: str | None = None
+
+    @property
+    def cast(self) -> str | None:
+        """The dtype that floating-point tensors are cast to, named as in safetensors; None as stored."""
+        return CASTS[self.dtype] if self.dtype else None
 
 
 class Tensor(Section):
@@ -159,7 +170,7 @@ class ReadinessSettings(Section):
 class Memory(Section):
     """Bounds on host memory."""
 
-    staging_bytes: Positive = 268435456
+    staging_bytes: Annotated[int, Field(ge=1048576)] = 268435456
     host_limit_bytes: Positive | None = None
     reserve_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.1
 

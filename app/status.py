@@ -82,16 +82,27 @@ def buckets(facts: Facts) -> Sequence[BucketReport]:
 
 
 def memory_rows(values: Mapping[Any, Any]) -> tuple[Row, ...]:
-    """Return the ledger: planned rows with what was measured, and the process as a whole."""
-    planned = {row.name: row for row in values[Preflight].rows} if Preflight in values else {}
-    resident, loaded = values.get(ResidentWeights), values.get(LoadedModel)
-    if resident and "checkpoint_mapped" in planned:
-        held = resident.mapped_bytes
-        planned["checkpoint_mapped"] = replace(planned["checkpoint_mapped"], measured_bytes=held, peak_bytes=held)
-    if loaded and "staging" in planned:
-        copied = loaded.copied_bytes
-        planned["staging"] = replace(planned["staging"], measured_bytes=copied, peak_bytes=copied)
-    return (*planned.values(), *ledger.process_rows())
+    """Return the ledger: every object with what was planned and measured, the process, and its cgroup."""
+    plan, resident, loaded = values.get(Preflight), values.get(ResidentWeights), values.get(LoadedModel)
+    rows = {name: Row(name) for name in ledger.OBJECTS}
+    if plan:
+        layout = resident.memory.layout if resident else plan.layout
+        rows |= {row.name: row for row in plan.rows(layout)}
+    if resident:
+        copied = resident.copied_bytes + (loaded.copied_bytes if loaded else 0)
+        _measure(rows, "checkpoint_mapped", sum(len(one) for one in resident.memory.maps.values()))
+        _measure(rows, "checkpoint_resident", resident.resident_bytes)
+        _measure(rows, "anonymous_copies", copied)
+        _measure(rows, "staging", 0, resident.staging_bytes)
+    if loaded:
+        _measure(rows, "rebuilt_buffers", loaded.rebuilt_bytes)
+        _measure(rows, "engine_constants", loaded.constant_bytes)
+    books = ledger.Books()
+    return (*rows.values(), *books.process_rows(), books.cgroup_row())
+
+
+def _measure(rows: dict[str, Row], name: str, held: int, peak: int | None = None) -> None:
+    rows[name] = replace(rows[name], measured_bytes=held, peak_bytes=held if peak is None else peak)
 
 
 def _stage(view: StageView) -> dict[str, Any]:
@@ -114,16 +125,23 @@ def _weights(
 ) -> dict[str, Any]:
     read = startup.view("read-weights")
     speed = round(resident.bytes_read / resident.seconds) if resident and resident.seconds else 0
+    layout = resident.memory.layout if resident else None
+    plan = loaded.plan if loaded else None
     return {
+        "format": checkpoint.format if checkpoint else "",
         "tensors": len(checkpoint.tensors) if checkpoint else 0,
         "bytes": checkpoint.tensor_bytes if checkpoint else 0,
         "bytes_read": read.done,
         "bytes_per_s": speed,
-        "mode": resident.mode if resident else "",
-        "digest": f"sha256:{resident.digest}" if resident else "",
-        "waived": dict(loaded.plan.waived) if loaded else {},
-        "cast": [],
-        "rebuilt_buffers": list(loaded.plan.rebuilt) if loaded else [],
+        "mode": layout.mode if layout else "",
+        "why": layout.why if layout else "",
+        "fingerprint": f"sha256:{resident.fingerprint}" if resident else "",
+        "verified": dict(resident.verified) if resident else {},
+        "warnings": list(resident.warnings) if resident else [],
+        "notes": list(checkpoint.notes) if checkpoint else [],
+        "waived": dict(plan.waived) if plan else {},
+        "cast": [{"name": name, "from": a, "to": b} for name, (a, b) in plan.cast.items()] if plan else [],
+        "rebuilt_buffers": list(plan.rebuilt) if plan else [],
         "ties": [list(names) for names in loaded.table.ties] if loaded else [],
     }
 
@@ -145,7 +163,8 @@ def _artifacts(values: Mapping[Any, Any]) -> dict[str, Any]:
 
 def _device(acquired: AcquiredDevice | None) -> dict[str, Any]:
     # The host is the device of this version; its books can be read before it is acquired.
-    memory = {"used": ledger.host_used_bytes(), "total": ledger.host_limit_bytes()}
+    room = ledger.Books().room()
+    memory = {"used": room.used_bytes, "total": room.limit_bytes}
     if acquired is None:
         return {"kind": "", "name": "", "fingerprint": "", "memory": memory}
     device = acquired.device

@@ -32,7 +32,8 @@ def collect(
                 "kwargs": settings.model.kwargs,
                 "kwargs_files": dict(_named_files(settings.model.kwargs)),
                 "waive_missing": settings.model.waive.missing,
-                "config": checkpoint.config_digest,
+                "dtype": settings.model.dtype,
+                "config": _config_digest(checkpoint.path),
                 "sources": describe_sources(settings.model.factory),
             },
             "inputs": [f"{t.name} {t.datatype}{list(t.shape)}" for t in settings.inputs],
@@ -54,6 +55,12 @@ def _named_files(value: Any) -> Iterator[tuple[str, str]]:
         path = Path(value)
         files = sorted(path.glob("*.json")) if path.is_dir() else [path] if path.is_file() else []
         yield from ((str(f), hashlib.sha256(f.read_bytes()).hexdigest()) for f in files if f.stat().st_size <= LARGEST)
+
+
+def _config_digest(path: Path) -> str | None:
+    """Return the sha256 of a config.json beside the weights: factories read it, so compiled code depends on it."""
+    config = (path if path.is_dir() else path.parent) / "config.json"
+    return hashlib.sha256(config.read_bytes()).hexdigest() if config.is_file() else None
 
 
 def _own_code() -> str:

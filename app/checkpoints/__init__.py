@@ -2,12 +2,19 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from app import plugins
 from app.errors import CheckpointError
+
+FileStamp = tuple[int, int, int, int]
+
+
+def file_stamp(status: os.stat_result) -> FileStamp:
+    """Return what identifies the content of a file without reading it: device, inode, size, modification time."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,22 +24,41 @@ class CheckpointFile:
     path: Path
     fd: int
     size: int
-    stamp: tuple[int, int, int, int]
+    stamp: FileStamp
 
     def changed(self) -> str | None:
-        """Say how the open file differs from what it was when it was opened, or None."""
-        now = file_stamp(os.fstat(self.fd))
-        return None if now == self.stamp else f"{self.path} changed while it was being loaded"
+        """Say how the file differs from what it was when it was opened, or None.
+
+        A file that was changed is not the one that was validated; where the path names another file by now, a set of
+        shards may be half old and half new.
+        """
+        if file_stamp(os.fstat(self.fd)) != self.stamp:
+            return f"{self.path} changed while it was being loaded"
+        try:
+            replaced = file_stamp(self.path.stat()) != self.stamp
+        except OSError as error:
+            return f"{self.path} went away while it was being loaded ({error.strerror})"
+        return f"{self.path} was replaced while it was being loaded" if replaced else None
 
 
-def file_stamp(status: os.stat_result) -> tuple[int, int, int, int]:
-    """Return what identifies the content of a file without reading it: device, inode, size, modification time."""
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of a tensor (`start` and `shape` in elements) that lies in one stretch of a file, in C order."""
+
+    file: int
+    offset: int
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a tensor lies; `dtype` is named as in safetensors (F32, BF16, I64 …), `offset` counts from file start."""
+    """Where a tensor lies.
+
+    `dtype` is named as in safetensors (F32, BF16, I64 …), `shape` is torch's, `offset` counts from the file's start,
+    `nbytes` is the length of the stretch. `stride`: in elements; None is C order. `pieces`: the boxes of a tensor that
+    is kept in several; `file` and `offset` then mean nothing.
+    """
 
     name: str
     dtype: str
@@ -40,6 +66,54 @@ class TensorEntry:
     file: int
     offset: int
     nbytes: int
+    stride: tuple[int, ...] | None = None
+    pieces: tuple[Piece, ...] = ()
+
+    @property
+    def place(self) -> object:
+        """Equal for two names that are one tensor in the files."""
+        return self.pieces or (self.file, self.offset, self.nbytes, self.shape, self.stride)
+
+
+@dataclass(slots=True)
+class Scan:
+    """What was found at a path so far; formats fill it, problems and all.
+
+    `objects`: entries that are no tensors (extra state). `notes`: what was left aside or guessed, in words.
+    """
+
+    path: Path
+    format: str
+    files: list[CheckpointFile] = field(default_factory=list)
+    tensors: dict[str, TensorEntry] = field(default_factory=dict)
+    objects: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def open_file(self, path: Path) -> int | None:
+        """Open a file for reading and return its number; None, and a problem, where that fails."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except (OSError, ValueError) as error:
+            told = getattr(error, "strerror", None) or error
+            gone = f" (a link to {path.readlink()}; was the download complete?)" if path.is_symlink() else ""
+            self.problems.append(f"{path} cannot be opened: {told}{gone}")
+            return None
+        status = os.fstat(fd)
+        self.files.append(CheckpointFile(path, fd, status.st_size, file_stamp(status)))
+        return len(self.files) - 1
+
+    def add(self, entry: TensorEntry) -> None:
+        """Add a tensor; a name that another file holds already is a problem."""
+        if entry.name in self.tensors:
+            names = [self.files[one.file].path.name for one in (entry, self.tensors[entry.name])]
+            self.problems.append(f"{names[0]}: tensor {entry.name} is also in {names[1]}; a name belongs to one shard")
+        self.tensors[entry.name] = entry
+
+    def close(self) -> None:
+        """Close every file."""
+        for file in self.files:
+            os.close(file.fd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +124,8 @@ class Checkpoint:
     format: str
     files: tuple[CheckpointFile, ...]
     tensors: Mapping[str, TensorEntry]
-    config_digest: str | None
+    objects: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -59,8 +134,8 @@ class Checkpoint:
 
     @property
     def tensor_bytes(self) -> int:
-        """Bytes of all tensors together."""
-        return sum(entry.nbytes for entry in self.tensors.values())
+        """Bytes of all tensors together; what several names share counts once."""
+        return sum({entry.place: entry.nbytes for entry in self.tensors.values()}.values())
 
     def table(self) -> list[list[object]]:
         """Return names, dtypes and shapes, sorted by name: what compiled code may depend on, without any value."""
@@ -83,27 +158,43 @@ class CheckpointFormat(Protocol):
         """Return the names at `path` (a directory or a file) that belong to this format; empty when none does."""
 
     @classmethod
-    def open(cls, path: Path) -> Checkpoint:
-        """Open and validate; raises CheckpointError that lists everything that is wrong."""
+    def scan(cls, path: Path, trust_pickle: bool) -> Scan:
+        """Open and validate everything; what is wrong is in the scan's problems, nothing is raised for it.
+
+        `trust_pickle`: the operator has said that pickles at this path may be opened.
+        """
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """Find the format of what lies at `path`, open it and validate its headers; raises CheckpointError."""
+def open_checkpoint(path: Path, trust_pickle: bool = False) -> Checkpoint:
+    """Find the format of what lies at `path`, validate its headers; raises CheckpointError with all problems."""
+    scan = scan_checkpoint(path, trust_pickle)
+    if scan.problems:
+        scan.close()
+        raise CheckpointError(f"{path} is not a complete checkpoint: {len(scan.problems)} problem(s)", scan.problems)
+    return Checkpoint(path, scan.format, tuple(scan.files), scan.tensors, scan.objects, tuple(scan.notes))
+
+
+def scan_checkpoint(path: Path, trust_pickle: bool = False) -> Scan:
+    """Find the format of what lies at `path` and look at everything in it; raises CheckpointError where none is."""
     try:
-        return _open(path)
+        return _format_of(path).scan(path, trust_pickle)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}; check model.checkpoint and its permissions") from error
 
 
-def _open(path: Path) -> Checkpoint:
+def _format_of(path: Path) -> type[CheckpointFormat]:
     if not path.exists():
         raise CheckpointError(f"{path} does not exist; model.checkpoint names a directory or a file")
     formats = [plugins.load(__name__, name, CheckpointFormat) for name in plugins.names(__name__)]
-    found = {one.name: one for one in formats if one.files(path)}
+    found = {one: names for one in formats if (names := one.files(path))}
     if not found:
         listing = ", ".join(sorted(p.name for p in path.iterdir())[:20]) if path.is_dir() else path.name
         known = ", ".join(one.name for one in formats)
         raise CheckpointError(f"{path} holds no checkpoint of a known format ({known}); found: {listing or 'nothing'}")
     if len(found) > 1:
-        raise CheckpointError(f"{path} holds checkpoints of {len(found)} formats: {', '.join(found)}; leave only one")
-    return next(iter(found.values())).open(path)
+        listing = "; ".join(f"{one.name}: {', '.join(names[:5])}" for one, names in found.items())
+        raise CheckpointError(
+            f"{path} holds checkpoints of {len(found)} formats ({listing}); leave only one, or let model.checkpoint "
+            f"name the file or the index that is meant"
+        )
+    return next(iter(found))

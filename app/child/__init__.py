@@ -13,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -47,7 +48,33 @@ class ReferenceFailed(errors.WarmupError):
 FAILURES: Mapping[str, type[errors.WarmgateError]] = {"build": ChildFailed, "reference": ReferenceFailed}
 
 
-def run(task: str, settings: Settings, directory: Path, threads: int, progress: Progress) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """Weights that this process holds, for a child to map instead of reading them again."""
+
+    mode: str
+    slab_fd: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a task is given in the child: the directory to fill, one for scratch files, and a way to tell its steps."""
+
+    settings: Settings
+    directory: Path
+    scratch: Path
+    resident: Resident | None
+    tell: Callable[[], None]
+
+
+def run(
+    task: str,
+    settings: Settings,
+    directory: Path,
+    threads: int,
+    progress: Progress,
+    resident: Resident | None = None,
+) -> dict[str, Any]:
     """Run a task that fills `directory`; return what it tells about it.
 
     Raises the child's own error where it is one of ours (for example CheckpointError), else ChildFailed. The child
@@ -58,23 +85,39 @@ def run(task: str, settings: Settings, directory: Path, threads: int, progress: 
     try:
         # Local and private: a compiler's scratch files have no business on a volume that pods share.
         with tempfile.TemporaryDirectory(prefix="warmgate-") as scratch, tempfile.TemporaryFile() as log:
-            return _run(task, settings, (directory, Path(scratch)), threads, progress, log)
+            request = _Request(task, settings, directory, Path(scratch), threads, resident)
+            return _run(request, progress, log)
     except OSError as error:
         raise FAILURES[task](f"the {task} process needs a writable temporary directory: {error}") from error
 
 
-def _run(
-    task: str, settings: Settings, places: tuple[Path, Path], threads: int, progress: Progress, log: IO[bytes]
-) -> dict[str, Any]:
-    directory, scratch = places
-    with _child(task, scratch, threads, log) as child:
-        _feed(child, settings, directory, scratch)
-        _follow(task, child, progress, time.monotonic() + settings.compile.build_timeout_s)
+@dataclass(frozen=True, slots=True)
+class _Request:
+    task: str
+    settings: Settings
+    directory: Path
+    scratch: Path
+    threads: int
+    resident: Resident | None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "settings": self.settings.model_dump(mode="json"),
+            "directory": str(self.directory),
+            "scratch": str(self.scratch),
+            "resident": asdict(self.resident) if self.resident else None,
+        }
+
+
+def _run(request: _Request, progress: Progress, log: IO[bytes]) -> dict[str, Any]:
+    with _child(request, log) as child:
+        _feed(child, request.as_json())
+        _follow(request.task, child, progress, time.monotonic() + request.settings.compile.build_timeout_s)
         code = child.wait()
-        found = _outcome(scratch)
+        found = _outcome(request.scratch)
         if code == 0 and "content" in found:
             return dict(found["content"])
-        raise _failure(task, found, code, log, full=_full_disk(directory, scratch))
+        raise _failure(request.task, found, code, log, full=_full_disk(request.directory, request.scratch))
 
 
 def _outcome(scratch: Path) -> dict[str, Any]:
@@ -106,18 +149,20 @@ def _failure(task: str, found: dict[str, Any], code: int, log: IO[bytes], full: 
 
 
 @contextlib.contextmanager
-def _child(task: str, scratch: Path, threads: int, log: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+def _child(request: _Request, log: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     environment = child_environment(
         {
-            "TORCHINDUCTOR_CACHE_DIR": str(scratch / "cache"),
-            "TORCHINDUCTOR_COMPILE_THREADS": str(threads),
+            "TORCHINDUCTOR_CACHE_DIR": str(request.scratch / "cache"),
+            "TORCHINDUCTOR_COMPILE_THREADS": str(request.threads),
             # The processor's flags tell its instruction set; compiling a program to ask again takes four seconds.
             "TORCHINDUCTOR_VEC_ISA_OK": "1",
             "PYTHONUNBUFFERED": "1",
         }
     )
+    shared = request.resident.slab_fd if request.resident else None
     child = subprocess.Popen(
-        [sys.executable, "-m", "app.child", task, str(os.getpid())],
+        [sys.executable, "-m", "app.child", request.task, str(os.getpid())],
+        pass_fds=() if shared is None else (shared,),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,
@@ -137,9 +182,8 @@ def _child(task: str, scratch: Path, threads: int, log: IO[bytes]) -> Iterator[s
                     pipe.close()
 
 
-def _feed(child: subprocess.Popen[bytes], settings: Settings, directory: Path, scratch: Path) -> None:
-    """Send the request: the settings, the directory to fill, and one for everything on the way."""
-    request = {"settings": settings.model_dump(mode="json"), "directory": str(directory), "scratch": str(scratch)}
+def _feed(child: subprocess.Popen[bytes], request: dict[str, Any]) -> None:
+    """Send the request: the settings, the directory to fill, one for scratch files, and where the weights are."""
     if child.stdin:
         with contextlib.suppress(BrokenPipeError):  # it died at once; its exit code and log tell why
             child.stdin.write(json.dumps(request).encode())

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from app.child import OUTCOME
+from app.child import OUTCOME, Resident, Work
 from app.errors import WarmgateError
 from app.settings import Settings
 
@@ -31,7 +31,8 @@ def main() -> int:
         tell()
         work = importlib.import_module(f"app.child.{task}").work
         tell()
-        outcome = {"content": work(settings, directory, scratch, tell)}
+        resident = Resident(**request["resident"]) if request["resident"] else None
+        outcome = {"content": work(Work(settings, directory, scratch, resident, tell))}
     except Exception as error:
         told = str(error) if isinstance(error, WarmgateError) else f"{type(error).__name__}: {_first_line(error)}"
         (scratch / OUTCOME).write_text(json.dumps({"kind": type(error).__name__, "error": told}))

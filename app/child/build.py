@@ -4,7 +4,7 @@ import json
 import shutil
 import time
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import nn
 
 from app.artifacts import CONSTANTS, inputs
 from app.buckets import Bucket
+from app.child import Work
 from app.engines._container import Container
 from app.errors import ArtifactError
 from app.samples import sample_inputs
@@ -33,13 +34,17 @@ OPTIONS = {
 }
 
 
-def work(settings: Settings, directory: Path, scratch: Path, tell: Callable[[], None]) -> dict[str, Any]:
-    """Fill `directory` with packages and the constants that no checkpoint holds; return the manifest's content."""
+def work(given: Work) -> dict[str, Any]:
+    """Fill the directory with packages and the constants that no checkpoint holds; return the manifest's content."""
     if shutil.which("g++") is None and shutil.which("c++") is None and shutil.which("clang++") is None:
         raise ArtifactError("no C++ compiler on this machine (g++): restore a built artifact, or install one")
-    began = time.monotonic()
+    began, settings, directory, tell = time.monotonic(), given.settings, given.directory, given.tell
     with inputs.recording(settings.model.checkpoint) as factory_files:
         skeleton = build_skeleton(settings.model)
+    if states := skeleton.table.extra_state:
+        raise ArtifactError(
+            f"modules keep state beside their tensors ({', '.join(states)}), which code compiled without weights misses"
+        )
     constants = {n: b for n, b in skeleton.module.named_buffers(remove_duplicate=False) if not b.is_meta}
     constants |= {n: p for n, p in skeleton.module.named_parameters(remove_duplicate=False) if not p.is_meta}
     _give_memory(skeleton.module)
@@ -50,7 +55,7 @@ def work(settings: Settings, directory: Path, scratch: Path, tell: Callable[[], 
         program = _export(settings, skeleton.module, bucket)
         tell()
         library = f"model-{number}.so"
-        proxied = _compile(program, scratch / f"{number}.pt2", directory / library)
+        proxied = _compile(program, given.scratch / f"{number}.pt2", directory / library)
         names = Container.open(directory / library).constants()
         constants |= {n: program.constants[n] for n in names.values() if n in program.constants and n not in constants}
         row = {"library": library, "bucket": bucket and bucket.name, "constants": names, "proxied": proxied}
@@ -62,6 +67,8 @@ def work(settings: Settings, directory: Path, scratch: Path, tell: Callable[[], 
     return {
         "packages": packages,
         "model": skeleton.table.as_json(),
+        "construction": skeleton.construction,
+        "rebuilt_attributes": list(skeleton.attributes),
         "constants": sorted(constants),
         "factory_files": factory_files,
         "layers": [{"name": "aot-package", "count": len(packages)}],

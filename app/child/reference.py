@@ -1,37 +1,35 @@
 """Compute the eager reference: the module itself, on the real weights, for the sample inputs of every bucket."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from app.artifacts import golden
 from app.buckets import Coverage, Kind, Route
-from app.checkpoints import open_checkpoint
+from app.checkpoints import Checkpoint, open_checkpoint
+from app.child import Resident, Work
 from app.engines.eager import EagerEngine
 from app.errors import WarmupError
 from app.samples import sample_inputs
 from app.serving.forward import Forward
 from app.settings import Settings
 from app.weights.install import install
+from app.weights.layout import Mode, plan_layout
+from app.weights.memory import Memory
 from app.weights.plan import plan_weights
-from app.weights.reading import map_files
 from app.weights.skeleton import build_skeleton
 
 
-def work(settings: Settings, directory: Path, scratch: Path, tell: Callable[[], None]) -> dict[str, Any]:
-    """Write the answers by case into `directory`; raises CheckpointError when checkpoint and model do not fit.
-
-    The files are mapped, not read: the server that started this process has made their pages resident.
-    """
-    del scratch
+def work(given: Work) -> dict[str, Any]:
+    """Write the answers by case into the directory; raises CheckpointError when checkpoint and model do not fit."""
+    settings, tell = given.settings, given.tell
     torch.set_num_threads(settings.device.threads or torch.get_num_threads())
-    checkpoint = open_checkpoint(settings.model.checkpoint)
+    checkpoint = open_checkpoint(settings.model.checkpoint, settings.model.trust_pickle)
+    memory = _memory(settings, checkpoint, given.resident)
     skeleton = build_skeleton(settings.model)
     tell()
-    plan = plan_weights(skeleton.table, checkpoint, settings.model.waive)
-    engine = EagerEngine.open(install(skeleton, checkpoint, map_files(checkpoint), plan), None)
+    plan = plan_weights(skeleton.table, checkpoint, settings.model)
+    engine = EagerEngine.open(install(skeleton, checkpoint, memory, plan), None)
     tell()
     coverage = Coverage(settings.symbolic, settings.buckets, engine.dynamic, settings.uncovered)
     forward = Forward(engine, coverage, settings.input_specs, settings.output_specs)
@@ -41,6 +39,17 @@ def work(settings: Settings, directory: Path, scratch: Path, tell: Callable[[], 
         answers[golden.case(bucket.name, inputs)] = forward(inputs, Route(Kind.EXACT, bucket, bucket.sizes))
     if changed := engine.changed_buffers():
         raise WarmupError(f"the model's forward changes its own buffers ({', '.join(changed)}): answers would differ")
-    golden.write(directory / golden.FILE, answers)
+    golden.write(given.directory / golden.FILE, answers)
     tell()
     return {"cases": len(answers)}
+
+
+def _memory(settings: Settings, checkpoint: Checkpoint, resident: Resident | None) -> Memory:
+    """Map what the server that started this process holds: the same pages of the files, and its slab."""
+    if resident is None or resident.mode not in get_args(Mode):
+        raise WarmupError("the reference needs the weights of the process that asks for it")
+    mode: Mode = "map" if resident.mode == "map" else "read"
+    layout = plan_layout(checkpoint, mode, "", settings.model.cast)
+    memory = Memory.reserve(checkpoint, layout, resident.slab_fd)
+    memory.populate(checkpoint)
+    return memory

@@ -30,21 +30,22 @@ def compute_reference(
 ) -> Reference | Skipped[Reference]:
     """Give the answers that compiled code must equal; raises CheckpointError when weights and model do not fit.
 
-    Runs beside the build, after the pages are resident: the child maps the same pages and copies none.
+    Runs beside the build, once the weights are in memory: the child maps the same memory and copies none.
     """
     if isinstance(lookup, Restored):
-        if recorded := golden.recall(lookup.artifact, resident.digest):
+        if recorded := golden.recall(lookup.artifact, resident.fingerprint):
             return Skipped(Reference("golden", recorded), "recorded for these weights by an earlier start")
     elif settings.compile.engine == "eager":
         return Skipped(Reference("none", {}), "the module itself serves")
-    return Reference("reference", from_child(settings, device.device.threads, progress))
+    return Reference("reference", from_child(settings, resident, device.device.threads, progress))
 
 
-def from_child(settings: Settings, threads: int, progress: Progress) -> golden.Golden:
-    """Run the module in a child process on the sample inputs of every bucket."""
+def from_child(settings: Settings, resident: ResidentWeights, threads: int, progress: Progress) -> golden.Golden:
+    """Run the module in a child process on the sample inputs of every bucket; it maps the weights that are here."""
+    memory = child.Resident(resident.memory.layout.mode, resident.memory.slab_fd)
     try:
         with tempfile.TemporaryDirectory(prefix="warmgate-") as temporary:
-            child.run("reference", settings, Path(temporary), threads, progress)
+            child.run("reference", settings, Path(temporary), threads, progress, memory)
             return golden.read(Path(temporary) / golden.FILE)
     except OSError as error:
         raise WarmupError(f"the reference needs a writable temporary directory: {error}") from error

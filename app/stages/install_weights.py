@@ -22,19 +22,20 @@ def install_weights(
     from app.engines.aot import stored_constants
     from app.weights import install
 
-    checkpoint, waive = resident.checkpoint, settings.model.waive
+    checkpoint, memory = resident.checkpoint, resident.memory
     if skeleton is not None:
-        plan = plan_weights(skeleton.table, checkpoint, waive)
-        loaded = install.install(skeleton, checkpoint, resident.maps, plan)
+        plan = plan_weights(skeleton.table, checkpoint, settings.model)
+        loaded = install.install(skeleton, checkpoint, memory, plan)
     elif isinstance(code, Compiled):
         table = ModelTable.from_json(code.artifact.content["model"])
-        plan = plan_weights(table, checkpoint, waive)
-        loaded = install.bind(table, stored_constants(code.artifact), resident, plan)
+        plan = plan_weights(table, checkpoint, settings.model)
+        loaded = install.bind(table, stored_constants(code.artifact), checkpoint, memory, plan)
     else:
         raise ArtifactError("there is neither compiled code nor a module to give weights to")
     progress.expect(len(plan.sources), "tensors")
     progress.advance(len(plan.sources))
     progress.say(
-        f"{len(plan.rebuilt)} rebuilt, {len(loaded.table.ties)} tied, {bytes_text(loaded.copied_bytes)} copied"
+        f"{len(plan.rebuilt)} rebuilt, {len(loaded.table.ties)} tied, {len(plan.cast)} cast, "
+        f"{bytes_text(resident.copied_bytes + loaded.copied_bytes)} copied"
     )
     return loaded

@@ -1,35 +1,63 @@
-"""Refuse a start that cannot fit into memory before anything large is done."""
+"""Plan the memory of the weights, and refuse a start that cannot fit before anything large is done."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from app import ledger
 from app.checkpoints import Checkpoint
 from app.errors import ResourceError
 from app.graph import Lane, stage
-from app.ledger import Row
+from app.ledger import Books, Room, Row
 from app.progress import Progress
 from app.settings import Settings
 from app.units import bytes_text
+from app.weights.choosing import choose_layout
+from app.weights.digests import expected_digests
+from app.weights.layout import Layout
+from app.weights.reading import planned_staging
 
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """The weights fit beside what is in use already."""
+    """The weights fit beside what is in use already, and how they will lie in memory.
 
-    rows: tuple[Row, ...]
+    `measure`: the mapping is on a file system that is not known to be local. `digests`: sha256 by file.
+    """
+
+    layout: Layout
+    measure: bool
+    digests: Mapping[str, str]
+    staging_bytes: int
+
+    def rows(self, layout: Layout) -> tuple[Row, ...]:
+        """Return the planned ledger; what only the model can tell (rebuilt buffers, constants) is not planned here."""
+        return (
+            Row("checkpoint_mapped", planned_bytes=layout.mapped_bytes),
+            Row("checkpoint_resident", planned_bytes=layout.mapped_bytes),
+            Row("anonymous_copies", planned_bytes=layout.slab_bytes),
+            Row("staging", planned_bytes=self.staging_bytes),
+        )
 
 
 @stage(Lane.DISK)
 def preflight(settings: Settings, checkpoint: Checkpoint, progress: Progress) -> Preflight:
-    """Give the planned ledger; raises ResourceError with need, limit and what is in use."""
-    limit = min(ledger.host_limit_bytes(), settings.memory.host_limit_bytes or ledger.host_limit_bytes())
-    used = ledger.host_used_bytes()
-    need = checkpoint.nbytes + int(limit * settings.memory.reserve_ratio)
-    if need + used > limit:
+    """Give the plan of memory; raises ResourceError with need, limit, what counts and what to change."""
+    layout, measure = choose_layout(checkpoint, settings.model.reading, settings.model.cast)
+    digests = expected_digests(settings.model.sha256, checkpoint)
+    staging = planned_staging(layout, settings.memory.staging_bytes, bool(digests))
+    room = Books().room()
+    if (own := settings.memory.host_limit_bytes) is not None and own < room.limit_bytes:
+        room = Room("memory.host_limit_bytes", own, room.used_bytes)
+    reserve = int(room.limit_bytes * settings.memory.reserve_ratio)
+    need = layout.mapped_bytes + layout.slab_bytes + staging + reserve
+    if need > room.free_bytes:
         raise ResourceError(
-            f"{checkpoint.path}: {checkpoint.nbytes} bytes of weights and a reserve of "
-            f"{int(limit * settings.memory.reserve_ratio)} do not fit into {limit} bytes of host memory with {used} in "
-            f"use; raise the memory limit (or memory.host_limit_bytes), or lower memory.reserve_ratio"
+            f"{checkpoint.path} does not fit into memory: {need} bytes are needed ({layout.mapped_bytes} mapped, "
+            f"{layout.slab_bytes} copied, {staging} staging, {reserve} reserve), {room.free_bytes} are free of the "
+            f"{room.limit_bytes} of {room.where} ({room.used_bytes} anonymous and shared memory in use; page cache "
+            f"does not count); raise the memory limit, or lower memory.reserve_ratio"
         )
-    progress.say(f"{bytes_text(checkpoint.nbytes)} of weights, {bytes_text(limit - used)} free of {bytes_text(limit)}")
-    return Preflight((Row("checkpoint_mapped", planned_bytes=checkpoint.nbytes), Row("staging", planned_bytes=0)))
+    progress.say(
+        f"{layout.mode}: {layout.why}; {bytes_text(need - reserve)} of weights, {bytes_text(room.free_bytes)} free "
+        f"of {bytes_text(room.limit_bytes)}"
+    )
+    return Preflight(layout, measure, digests, staging)

@@ -17,6 +17,7 @@ from app.serving.forward import Forward
 from app.settings import Settings, Tolerance
 from app.stages.compute_reference import Reference, from_child
 from app.stages.warm_buckets import WarmEngine
+from app.weights import ResidentWeights
 
 Outputs = Mapping[str, Array]
 
@@ -35,7 +36,12 @@ class ProvenModel:
 
 @stage(Lane.DEVICE)
 def prove_answers(
-    settings: Settings, warm: WarmEngine, reference: Reference, device: AcquiredDevice, progress: Progress
+    settings: Settings,
+    warm: WarmEngine,
+    reference: Reference,
+    resident: ResidentWeights,
+    device: AcquiredDevice,
+    progress: Progress,
 ) -> ProvenModel:
     """Give the proven model; raises WarmupError naming bucket, output, the difference and the tolerance.
 
@@ -49,7 +55,7 @@ def prove_answers(
         if reference.kind != "golden":
             raise
         progress.say(f"the record disagrees ({error}); asking the module")
-        reference = Reference("reference", from_child(settings, device.device.threads, progress))
+        reference = Reference("reference", from_child(settings, resident, device.device.threads, progress))
         rows = _prove(settings, warm, reference, progress)
     return ProvenModel(warm.forward, rows, reference.cases if reference.kind == "reference" else {})
 

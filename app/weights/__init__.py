@@ -1,11 +1,11 @@
 """Weights: a skeleton without data, files made resident, tensors installed by assignment."""
 
-import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from app.checkpoints import Checkpoint
+from app.weights.memory import Memory
 from app.weights.plan import ModelTable, WeightsPlan
 
 if TYPE_CHECKING:
@@ -14,34 +14,47 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ResidentWeights:
-    """A checkpoint whose pages are in memory.
+    """A checkpoint whose bytes are in memory.
 
-    `digest` is the sha256 over the sha256 of every chunk of every file, in order: equal exactly when the bytes are.
+    `fingerprint`: sha256 over names, dtypes, shapes and samples of every tensor: other weights have another one,
+    short of differences that no sample meets. `verified`: file → sha256 that was asked for and found.
+    `staging_bytes`: the scratch memory that reading took, given back since. `resident_bytes`, `copied_bytes`: what was
+    measured of mappings and slab.
     """
 
     checkpoint: Checkpoint
-    maps: tuple[mmap.mmap, ...]
-    digest: str
+    memory: Memory
+    fingerprint: str
+    warnings: tuple[str, ...]
+    verified: Mapping[str, str]
     bytes_read: int
     seconds: float
-    mode: str
     file_cache: str
-    mapped_bytes: int
+    staging_bytes: int
+    resident_bytes: int
+    copied_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
-    """A module in evaluation mode whose parameters are on meta and whose buffers have their ordinary values."""
+    """A module in evaluation mode whose parameters are on meta and whose buffers have their ordinary values.
+
+    `construction`: how it was built, where that was not on the meta device, and why; empty otherwise. `attributes`:
+    names of plain tensor attributes that took the value of an ordinary construction.
+    """
 
     module: "nn.Module"
     table: ModelTable
+    construction: str = ""
+    attributes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """Weights with data, nothing on meta; the module only where something will run it.
 
-    `tensors`: every name a parameter or buffer is known by, ties under each of their names.
+    `tensors`: every name a parameter or buffer is known by, ties under each of their names. `copied_bytes`: what had
+    to be copied into other strides. `rebuilt_bytes`, `constant_bytes`: values that no checkpoint holds.
     """
 
     tensors: Mapping[str, "Tensor"]
@@ -49,3 +62,5 @@ class LoadedModel:
     table: ModelTable
     module: "nn.Module | None"
     copied_bytes: int
+    rebuilt_bytes: int
+    constant_bytes: int

@@ -5,11 +5,15 @@ from collections.abc import Mapping
 import torch
 
 TORCH: Mapping[str, torch.dtype] = {
+    "F4": torch.float4_e2m1fn_x2,
     "BOOL": torch.bool,
     "U8": torch.uint8,
     "I8": torch.int8,
-    "F8_E5M2": torch.float8_e5m2,
     "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
     "I16": torch.int16,
     "U16": torch.uint16,
     "F16": torch.float16,
@@ -21,6 +25,7 @@ TORCH: Mapping[str, torch.dtype] = {
     "U64": torch.uint64,
     "F64": torch.float64,
     "C64": torch.complex64,
+    "C128": torch.complex128,
 }
 
 NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in TORCH.items()}

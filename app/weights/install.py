@@ -1,52 +1,96 @@
-"""Install mapped tensors into the skeleton by assignment, or bind them by name where no module is needed."""
+"""Install tensors into the skeleton by assignment, or bind them by name where no module is needed."""
 
-import hashlib
 import mmap
 import warnings
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
 from app.checkpoints import Checkpoint, TensorEntry
 from app.errors import CheckpointError
-from app.weights import LoadedModel, ResidentWeights, Skeleton
+from app.weights import LoadedModel, Skeleton
 from app.weights.dtypes import TORCH
-from app.weights.plan import ModelTable, WeightsPlan
-from app.weights.skeleton import meta_left
+from app.weights.layout import Place
+from app.weights.memory import Memory
+from app.weights.plan import ModelTable, ModelTensor, WeightsPlan
+from app.weights.skeleton import meta_left, named_tensors
 
 
-def tensors_of(
-    checkpoint: Checkpoint, maps: Sequence[mmap.mmap], plan: WeightsPlan
-) -> tuple[dict[str, torch.Tensor], int]:
-    """Return the mapped tensors by checkpoint name, and the bytes that had to be copied to be aligned.
+def install(skeleton: Skeleton, checkpoint: Checkpoint, memory: Memory, plan: WeightsPlan) -> LoadedModel:
+    """Assign every tensor into the module, keep ties, prove that nothing is left on meta.
 
-    Only what is not aligned to its own element is copied. Aligning further buys nothing on a CPU: MiniLM compiled with
-    weights at 0, 8, 16 and 24 modulo 64 runs equally fast within 1 %.
+    The plan is complete before this is called, so nothing can be half installed. Raises CheckpointError.
     """
-    views = [memoryview(one) for one in maps]
+    module, table = skeleton.module, skeleton.table
+    check_ties(table, checkpoint, memory)
+    stored, copied = stored_tensors(table, checkpoint, memory, plan)
+    wanted = {tensor.name: tensor for tensor in table.tensors}
+    values = {name: tensor for name, tensor in stored.items() if wanted[name].stored}
+    for name in values.keys() & dict(module.named_buffers(remove_duplicate=False)).keys():
+        # The memory is read-only: a forward that counts in a buffer must be told so, not killed by the kernel.
+        values[name] = values[name].clone()
+        copied += values[name].nbytes
+    _assign(module, values, {name: _state(checkpoint, memory, name) for name in plan.extra_state})
+    _tie(module, table)
+    if left := meta_left(module):
+        raise CheckpointError(
+            f"{len(left)} tensor(s) of the module have no data after loading: {', '.join(left[:10])}; "
+            f"the checkpoint does not hold them and an ordinary construction did not give them values"
+        )
+    if trained := [name for name, parameter in module.named_parameters() if parameter.requires_grad]:
+        raise CheckpointError(f"loading made {', '.join(trained[:10])} require gradients; weights that serve never do")
+    tensors = {name: tensor.detach() for name, tensor in named_tensors(module)}
+    rebuilt = sum(tensors[name].nbytes for name in plan.rebuilt)
+    return LoadedModel(tensors, plan, table, module, copied, rebuilt, 0)
+
+
+def bind(
+    table: ModelTable, constants: Mapping[str, torch.Tensor], checkpoint: Checkpoint, memory: Memory, plan: WeightsPlan
+) -> LoadedModel:
+    """Give every name of the table its tensor without building the module; raises CheckpointError.
+
+    `constants`: the values that travel with the artifact because no checkpoint holds them.
+    """
+    check_ties(table, checkpoint, memory)
+    stored, copied = stored_tensors(table, checkpoint, memory, plan)
+    if lacking := [name for name in plan.rebuilt if name not in constants]:
+        raise CheckpointError(f"neither checkpoint nor artifact holds {', '.join(lacking)}; build the artifact anew")
+    rebuilt = sum(constants[name].nbytes for name in plan.rebuilt)
+    others = sum(tensor.nbytes for tensor in constants.values()) - rebuilt
+    return LoadedModel({**constants, **stored}, plan, table, None, copied, rebuilt, others)
+
+
+def stored_tensors(
+    table: ModelTable, checkpoint: Checkpoint, memory: Memory, plan: WeightsPlan
+) -> tuple[dict[str, torch.Tensor], int]:
+    """Return the checkpoint's tensors by name in the model, and the bytes that had to be copied.
+
+    A tensor is copied where the model asks for other strides than those of the file (channels last, for one), or where
+    it is both stored with strides and cast.
+    """
+    made: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
     found: dict[str, torch.Tensor] = {}
     copied = 0
-    with warnings.catch_warnings():
-        # The mapping is read-only on purpose: nothing writes weights while serving, and a write must not pass unseen.
-        warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        for source in set(plan.sources.values()):
-            entry = checkpoint.tensors[source]
-            tensor, moved = _tensor(views[entry.file], entry)
-            found[source] = tensor
-            copied += moved
+    for tensor in (one for one in table.tensors if one.name in plan.sources):
+        source = plan.sources[tensor.name]
+        if (source, tensor.stride) not in made:
+            as_stored = _tensor(memory, checkpoint.tensors[source])
+            made[source, tensor.stride] = given = _as_wanted(as_stored, tensor)
+            copied += 0 if given is as_stored else given.nbytes
+        found[tensor.name] = made[source, tensor.stride]
     return found, copied
 
 
-def check_ties(table: ModelTable, checkpoint: Checkpoint, maps: Sequence[mmap.mmap]) -> None:
+def check_ties(table: ModelTable, checkpoint: Checkpoint, memory: Memory) -> None:
     """Raise CheckpointError where a file holds several names of one tensor with different values."""
     problems = []
     for group in table.ties:
         entries = [checkpoint.tensors[name] for name in group if name in checkpoint.tensors]
-        if len(entries) < 2:
-            continue
-        parts = {hashlib.sha256(memoryview(maps[e.file])[e.offset : e.offset + e.nbytes]).digest() for e in entries}
-        if len(parts) > 1:
+        first = entries[0] if entries else None
+        if first and any(one.place != first.place and not _same(memory, first, one) for one in entries[1:]):
             problems.append(
                 f"tied: {', '.join(e.name for e in entries)} are one tensor in the model, stored as different"
             )
@@ -54,61 +98,64 @@ def check_ties(table: ModelTable, checkpoint: Checkpoint, maps: Sequence[mmap.mm
         raise CheckpointError(f"{checkpoint.path} does not fit the model: {len(problems)} problem(s)", problems)
 
 
-def _tensor(view: memoryview, entry: TensorEntry) -> tuple[torch.Tensor, int]:
-    dtype = TORCH[entry.dtype]
+def _same(memory: Memory, one: TensorEntry, other: TensorEntry) -> bool:
+    """Bit for bit: a NaN is the same as itself."""
+    mine, theirs = (_tensor(memory, entry).contiguous().reshape(-1).view(torch.uint8) for entry in (one, other))
+    return bool(torch.equal(mine, theirs))
+
+
+def _tensor(memory: Memory, entry: TensorEntry) -> torch.Tensor:
+    """Return a view of a stored tensor where it lies."""
     if entry.nbytes == 0:
-        return torch.empty(entry.shape, dtype=dtype), 0
-    # frombuffer keeps the memoryview, which keeps the mapping: the tensor can never outlive its memory.
-    if entry.offset % dtype.itemsize:
-        raw = torch.frombuffer(view, dtype=torch.uint8, count=entry.nbytes, offset=entry.offset)
-        return raw.clone().view(dtype).reshape(entry.shape), entry.nbytes
-    tensor = torch.frombuffer(view, dtype=dtype, count=entry.nbytes // dtype.itemsize, offset=entry.offset)
-    return tensor.reshape(entry.shape), 0
+        return torch.empty(entry.shape, dtype=TORCH[entry.dtype])
+    data, place = memory.find(entry)
+    return _view(data, entry, place)
 
 
-def install(skeleton: Skeleton, checkpoint: Checkpoint, maps: Sequence[mmap.mmap], plan: WeightsPlan) -> LoadedModel:
-    """Assign every tensor into the module, keep ties, prove that nothing is left on meta.
+def _view(data: mmap.mmap, entry: TensorEntry, place: Place) -> torch.Tensor:
+    dtype = TORCH[place.dtype]
+    extent = entry.nbytes // dtype.itemsize if place.stride is not None else _count(entry.shape)
+    with warnings.catch_warnings():
+        # Weights are read-only on purpose: nothing writes them while serving, and a write must not pass unseen.
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+        # frombuffer keeps the memoryview, which keeps the mapping: the tensor can never outlive its memory.
+        flat = torch.frombuffer(memoryview(data), dtype=dtype, count=extent, offset=place.offset)
+    return flat.view(entry.shape) if place.stride is None else flat.as_strided(entry.shape, place.stride)
 
-    The plan is complete before this is called, so nothing can be half installed. Raises CheckpointError.
-    """
-    module = skeleton.module
-    check_ties(skeleton.table, checkpoint, maps)
-    stored, copied = tensors_of(checkpoint, maps, plan)
-    wanted = {tensor.name: tensor for tensor in skeleton.table.tensors}
-    values = {name: stored[source] for name, source in plan.sources.items() if wanted[name].stored}
-    for name in values.keys() & dict(module.named_buffers(remove_duplicate=False)).keys():
-        # The mapping is read-only: a forward that counts in a buffer must be told so, not killed by the kernel.
-        values[name] = values[name].clone()
-    # The stored members only: what the constructor rebuilt is in the module already and is not in `values`.
-    module.load_state_dict(values, strict=False, assign=True)
-    _tie(module, skeleton.table)
-    if left := meta_left(module):
-        raise CheckpointError(
-            f"{len(left)} tensor(s) of the module have no data after loading: {', '.join(left[:10])}; "
-            f"the checkpoint does not hold them and an ordinary construction did not give them values"
-        )
-    named = {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _as_wanted(tensor: torch.Tensor, wanted: ModelTensor) -> torch.Tensor:
+    """Return the tensor in the dtype and with the strides of the model; the same object where it has them already."""
+    dtype = TORCH[wanted.dtype]
+    # The stride of an axis of one element is never used.
+    strides = zip(tensor.stride(), wanted.stride, wanted.shape, strict=True)
+    if tensor.dtype == dtype and (tensor.numel() == 0 or all(a == b or size == 1 for a, b, size in strides)):
+        return tensor
+    return torch.empty_strided(wanted.shape, wanted.stride, dtype=dtype).copy_(tensor)
+
+
+def _state(checkpoint: Checkpoint, memory: Memory, name: str) -> Any:
+    entry = checkpoint.tensors.get(name)
+    return checkpoint.objects[name] if entry is None else _tensor(memory, entry).clone()
+
+
+def _assign(module: nn.Module, values: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
+    given: OrderedDict[str, Any] = OrderedDict({**values, **state})
+    # Without it, modules that have changed their format take the file for one of their oldest. The plan has found the
+    # names and shapes of today's format.
+    given._metadata = {  # type: ignore[attr-defined]
+        name: {"version": part._version} for name, part in module.named_modules(remove_duplicate=False)
     }
-    tensors = {name: tensor.detach() for name, tensor in named.items()}
-    return LoadedModel(tensors, plan, skeleton.table, module, copied)
-
-
-def bind(
-    table: ModelTable, constants: Mapping[str, torch.Tensor], resident: ResidentWeights, plan: WeightsPlan
-) -> LoadedModel:
-    """Give every name of the table its tensor without building the module; raises CheckpointError.
-
-    `constants`: the values that travel with the artifact because no checkpoint holds them.
-    """
-    check_ties(table, resident.checkpoint, resident.maps)
-    stored, copied = tensors_of(resident.checkpoint, resident.maps, plan)
-    tensors = {name: stored[source] for name, source in plan.sources.items()}
-    lacking = [name for name in plan.rebuilt if name not in constants]
-    if lacking:
-        raise CheckpointError(f"neither checkpoint nor artifact holds {', '.join(lacking)}; build the artifact anew")
-    return LoadedModel({**constants, **tensors}, plan, table, None, copied)
+    # Not strict: what the constructor rebuilt is in the module already and is not given.
+    left = module.load_state_dict(given, strict=False, assign=True).unexpected_keys
+    if left:
+        raise CheckpointError(f"the module did not take {', '.join(left[:10])}, though it has named them itself")
 
 
 def _tie(module: nn.Module, table: ModelTable) -> None:

@@ -4,14 +4,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from app.checkpoints import Checkpoint
+from app.checkpoints import Checkpoint, TensorEntry
+from app.dtypes import FLOATING
 from app.errors import CheckpointError
-from app.settings import Waive
+from app.settings import Model
+
+EXTRA_STATE = "_extra_state"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTensor:
-    """A parameter or buffer of the skeleton; `dtype` is named as in safetensors.
+    """A parameter or buffer of the skeleton; `dtype` is named as in safetensors, `stride` counts elements.
 
     `stored`: a checkpoint is expected to hold it (parameters and persistent buffers).
     """
@@ -19,15 +22,17 @@ class ModelTensor:
     name: str
     dtype: str
     shape: tuple[int, ...]
+    stride: tuple[int, ...]
     stored: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ModelTable:
-    """Everything with data in a module, and which names are one object."""
+    """Everything with data in a module, which names are one object, and which modules keep extra state."""
 
     tensors: tuple[ModelTensor, ...]
     ties: tuple[tuple[str, ...], ...]
+    extra_state: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return the table as it is kept in an artifact's manifest."""
@@ -36,8 +41,11 @@ class ModelTable:
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "ModelTable":
         """Read the table from an artifact's manifest."""
-        tensors = (ModelTensor(t["name"], t["dtype"], tuple(t["shape"]), t["stored"]) for t in found["tensors"])
-        return cls(tuple(tensors), tuple(tuple(names) for names in found["ties"]))
+        tensors = (
+            ModelTensor(t["name"], t["dtype"], tuple(t["shape"]), tuple(t["stride"]), t["stored"])
+            for t in found["tensors"]
+        )
+        return cls(tuple(tensors), tuple(tuple(names) for names in found["ties"]), tuple(found["extra_state"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +53,18 @@ class WeightsPlan:
     """How every tensor of the model gets its data.
 
     `sources`: name in the model → name in the checkpoint (differs for the second name of a tie).
-    `rebuilt`: names that take the value of an ordinary construction.
+    `rebuilt`: names that take the value of an ordinary construction. `cast`: name → stored dtype → dtype in memory.
+    `extra_state`: names of the checkpoint's entries that modules take as their extra state.
     """
 
     sources: Mapping[str, str]
     rebuilt: tuple[str, ...]
     waived: Mapping[str, tuple[str, ...]]
+    cast: Mapping[str, tuple[str, str]]
+    extra_state: tuple[str, ...]
 
 
-def plan_weights(table: ModelTable, checkpoint: Checkpoint, waive: Waive) -> WeightsPlan:
+def plan_weights(table: ModelTable, checkpoint: Checkpoint, model: Model) -> WeightsPlan:
     """Match names, dtypes and shapes; raises CheckpointError listing every difference with both sides."""
     groups = {name: group for group in table.ties for name in group}
     wanted = {tensor.name: tensor for tensor in table.tensors}
@@ -69,17 +80,28 @@ def plan_weights(table: ModelTable, checkpoint: Checkpoint, waive: Waive) -> Wei
             rebuilt.append(tensor.name)
             if tensor.stored:
                 missing.append(tensor.name)
-    used = set(sources.values()) | set(sources)
-    unexpected = [name for name in checkpoint.tensors if name not in used]
+    entries = {**checkpoint.tensors, **checkpoint.objects}
+    extra = tuple(name for name in table.extra_state if name in entries)
+    lacking = [name for name in table.extra_state if name not in entries]
+    used = set(sources.values()) | set(sources) | set(extra)
+    unexpected = [name for name in entries if name not in used]
+    waive = model.waive
     problems = [
         *(_missing(wanted[name], groups.get(name, ())) for name in missing if not waive.allows_missing(name)),
+        *(_no_state(name) for name in lacking if not waive.allows_missing(name)),
         *(_unexpected(name, checkpoint) for name in unexpected if not waive.allows_unexpected(name)),
-        *_differences(wanted, sources, checkpoint),
+        *_differences(wanted, sources, checkpoint, model.cast),
     ]
     if problems:
         raise CheckpointError(f"{checkpoint.path} does not fit the model: {len(problems)} problem(s)", problems)
-    waived = {"missing": tuple(missing), "unexpected": tuple(unexpected)}
-    return WeightsPlan(sources, tuple(rebuilt), {kind: names for kind, names in waived.items() if names})
+    waived = {"missing": (*missing, *lacking), "unexpected": tuple(unexpected)}
+    return WeightsPlan(
+        sources,
+        tuple(rebuilt),
+        {kind: names for kind, names in waived.items() if names},
+        dict(_casts(sources, checkpoint, model.cast)),
+        extra,
+    )
 
 
 def _missing(tensor: ModelTensor, tied: tuple[str, ...]) -> str:
@@ -90,24 +112,47 @@ def _missing(tensor: ModelTensor, tied: tuple[str, ...]) -> str:
     )
 
 
-def _unexpected(name: str, checkpoint: Checkpoint) -> str:
-    entry = checkpoint.tensors[name]
+def _no_state(name: str) -> str:
     return (
-        f"unexpected: {name} {entry.dtype}{list(entry.shape)} is in {checkpoint.files[entry.file].path.name}, "
-        f"not in the model (model.waive.unexpected accepts it)"
+        f"missing: {name} (state of a module beside its tensors) is in the model, not in the checkpoint "
+        f"(model.waive.missing leaves the module as its constructor made it)"
     )
 
 
+def _unexpected(name: str, checkpoint: Checkpoint) -> str:
+    entry = checkpoint.tensors.get(name)
+    if entry is None:
+        what = f"{name} (no tensor) is in the checkpoint"
+    else:
+        file = checkpoint.files[entry.pieces[0].file if entry.pieces else entry.file].path.name
+        what = f"{name} {entry.dtype}{list(entry.shape)} is in {file}"
+    return f"unexpected: {what}, not in the model (model.waive.unexpected accepts it)"
+
+
 def _differences(
-    wanted: Mapping[str, ModelTensor], sources: Mapping[str, str], checkpoint: Checkpoint
+    wanted: Mapping[str, ModelTensor], sources: Mapping[str, str], checkpoint: Checkpoint, cast: str | None
 ) -> Iterator[str]:
     for name, source in sources.items():
         tensor, entry = wanted[name], checkpoint.tensors[source]
-        file = checkpoint.files[entry.file].path.name
+        file = checkpoint.files[entry.pieces[0].file if entry.pieces else entry.file].path.name
         if entry.shape != tensor.shape:
             yield f"shape: {name} is {list(tensor.shape)} in the model, {list(entry.shape)} in {file}"
-        if entry.dtype != tensor.dtype:
+        if loaded_dtype(entry, cast) != tensor.dtype:
             yield (
-                f"dtype: {name} is {tensor.dtype} in the model, {entry.dtype} in {file}; "
-                f"let the factory build the module in the stored dtype"
+                f"dtype: {name} is {tensor.dtype} in the model, {entry.dtype} in {file}; let the factory build the "
+                f"module in the stored dtype, or set model.dtype to cast every floating-point tensor"
             )
+
+
+def loaded_dtype(entry: TensorEntry, cast: str | None) -> str:
+    """Return the dtype that a stored tensor has in memory."""
+    return cast if cast is not None and entry.dtype in FLOATING else entry.dtype
+
+
+def _casts(
+    sources: Mapping[str, str], checkpoint: Checkpoint, cast: str | None
+) -> Iterator[tuple[str, tuple[str, str]]]:
+    for name, source in sources.items():
+        entry = checkpoint.tensors[source]
+        if loaded_dtype(entry, cast) != entry.dtype:
+            yield name, (entry.dtype, loaded_dtype(entry, cast))

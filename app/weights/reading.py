@@ -1,178 +1,248 @@
-"""Map checkpoint files read-only and make every page resident, without holding the interpreter lock."""
+"""Bring the bytes of a checkpoint into memory, with every fault as an error and without the interpreter lock."""
 
-import ctypes
 import errno
 import hashlib
 import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from app.checkpoints import Checkpoint, CheckpointFile
 from app.errors import CheckpointError
 from app.lanes import spawn
 from app.progress import Progress
-from app.weights import ResidentWeights
+from app.weights import ResidentWeights, samples
+from app.weights.layout import Block, Layout
+from app.weights.memory import POPULATE_READ, POPULATE_WRITE, Memory, address_of, populate, protect, resident_bytes
+from app.weights.segments import Segment, Stretch, batches, segments
 
-# A step is long enough to be sequential for the disk and short enough for progress and for stopping.
-CHUNK = 8 << 20
-# One scratch buffer a thread: small enough for the processor's cache, so the hash reads what was just copied.
-STEP = 1 << 20
-# Since Linux 5.14: fault in pages for reading; a truncated file is an error code there, not SIGBUS.
-MADV_POPULATE_READ = 22
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    from app.weights.converting import Convert
 
-Chunk = tuple[int, int, int]  # file number, offset, length
+# Threads that read: enough to keep a disk's queue filled, few enough for two processors.
+THREADS = 4
+# Scratch for hashing: small enough for the processor's cache, so the hash reads what was just copied.
+SCRATCH = 1 << 20
+# Scratch for converting, a thread, where the configuration allows as much.
+CONVERSION_SCRATCH = 8 << 20
+# One call into the kernel: short enough to show life on a slow network.
+CALL = 8 << 20
 
 
-def read_resident(checkpoint: Checkpoint, progress: Progress, threads: int) -> ResidentWeights:
-    """Read every byte once, hash it and leave its page mapped; raises CheckpointError naming file and offset."""
+def read_resident(
+    checkpoint: Checkpoint, layout: Layout, progress: Progress, staging_bytes: int, digests: Mapping[str, str]
+) -> ResidentWeights:
+    """Bring every tensor into memory and say what was read; raises CheckpointError naming file and byte.
+
+    `staging_bytes` bounds the scratch memory of all threads together. `digests`: sha256 by file name; what is named
+    there is verified on the way, one file a thread, because a sha256 has an order.
+    """
     began = time.monotonic()
-    maps = map_files(checkpoint)
-    file_cache = _file_cache(checkpoint)
-    progress.expect(checkpoint.nbytes, "bytes")
-    chunks = [
-        (number, offset, min(CHUNK, file.size - offset))
-        for number, file in enumerate(checkpoint.files)
-        for offset in range(0, file.size, CHUNK)
-    ]
-    digests: dict[Chunk, bytes] = {}
-    _in_parallel(chunks, threads, partial(_read_chunk, checkpoint, maps, digests, progress))
+    file_cache = samples.file_cache(checkpoint)
+    memory = Memory.reserve(checkpoint, layout)
+    reader = _Reader(checkpoint, memory, progress, staging_bytes, bool(digests))
+    progress.expect(layout.read_bytes, "bytes")
+    parts = segments(layout, reader.scratch_bytes)
+    _in_parallel(list(_work(checkpoint, reader, parts, digests)), reader.threads)
     if changed := next((text for file in checkpoint.files if (text := file.changed())), None):
-        raise CheckpointError(f"{changed}; publish checkpoints by renaming a complete directory")
-    digest = hashlib.sha256(b"".join(digests[chunk] for chunk in chunks)).hexdigest()
+        raise CheckpointError(f"{changed}; publish checkpoints by renaming a complete directory, then restart")
+    if memory.slab is not None:
+        protect(memory.slab)
+    sampled = samples.sample(checkpoint)
     return ResidentWeights(
-        checkpoint,
-        maps,
-        digest,
-        checkpoint.nbytes,
-        time.monotonic() - began,
-        "map",
-        file_cache,
-        _mapped_resident_bytes(checkpoint),
+        checkpoint=checkpoint,
+        memory=memory,
+        fingerprint=sampled.fingerprint,
+        warnings=sampled.warnings,
+        verified=dict(digests),
+        bytes_read=layout.read_bytes,
+        seconds=time.monotonic() - began,
+        file_cache=file_cache,
+        staging_bytes=reader.scratch_bytes * reader.threads,
+        resident_bytes=resident_bytes(memory.maps.values()),
+        copied_bytes=resident_bytes([memory.slab] if memory.slab is not None else []),
     )
 
 
-def map_files(checkpoint: Checkpoint) -> tuple[mmap.mmap, ...]:
-    """Map every file for reading only: no commit charge, no private copy, and a write would not pass unseen."""
-    return tuple(_map(file) for file in checkpoint.files)
+def _work(
+    checkpoint: Checkpoint, reader: "_Reader", parts: list[Segment], digests: Mapping[str, str]
+) -> Iterator[Callable[[], None]]:
+    if not digests:
+        yield from (partial(reader.take_all, batch) for batch in batches(parts))
+        return
+    for number, file in enumerate(checkpoint.files):
+        mine = [part for part in parts if part.file == number]
+        yield partial(reader.verify, number, mine, digests[file.path.name])
 
 
-def _map(file: CheckpointFile) -> mmap.mmap:
-    try:
-        return mmap.mmap(file.fd, file.size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
-    except (ValueError, OSError) as error:
-        raise CheckpointError(f"{file.path} cannot be mapped: {error}; was it truncated?") from error
+def planned_staging(layout: Layout, staging_bytes: int, verifying: bool) -> int:
+    """Return the scratch memory that reading will take."""
+    threads, each = _scratch(layout, staging_bytes, verifying)
+    return threads * each
 
 
-def _mapped_resident_bytes(checkpoint: Checkpoint) -> int:
-    """Return how many bytes of the files' mappings this process has in memory, from its own page tables.
-
-    mincore would say "all" to whoever neither owns nor may write a file (Linux 5.2 and later).
-    """
-    paths = {str(file.path.resolve()) for file in checkpoint.files}
-    total, inside = 0, False
-    for row in Path("/proc/self/smaps").read_text().splitlines():
-        fields = row.split(maxsplit=5)
-        if "-" in fields[0]:
-            inside = len(fields) == 6 and fields[5] in paths
-        elif inside and fields[0] == "Rss:":
-            total += int(fields[1]) * 1024
-    return total
+def _scratch(layout: Layout, staging_bytes: int, verifying: bool) -> tuple[int, int]:
+    """Return how many threads read, and the scratch memory of each."""
+    wanted = CONVERSION_SCRATCH if layout.conversions else SCRATCH if verifying else 0
+    threads = max(1, min(THREADS, staging_bytes // SCRATCH))
+    return threads, min(wanted, staging_bytes // threads)
 
 
-def _in_parallel(chunks: Sequence[Chunk], threads: int, work: Callable[[Chunk, memoryview], None]) -> None:
-    todo = iter(chunks)
-    lock = threading.Lock()
+class _Reader:
+    """One reading of one checkpoint; its methods run on several threads."""
 
-    def drain() -> None:
-        scratch = memoryview(bytearray(STEP))
-        while True:
-            with lock:
-                chunk = next(todo, None)
-            if chunk is None:
-                return
-            work(chunk, scratch)
+    def __init__(
+        self, checkpoint: Checkpoint, memory: Memory, progress: Progress, staging_bytes: int, verifying: bool
+    ) -> None:
+        self._checkpoint, self._memory, self._progress = checkpoint, memory, progress
+        self.threads, self.scratch_bytes = _scratch(memory.layout, staging_bytes, verifying)
+        self._addresses = {number: address_of(one) for number, one in memory.maps.items()}
+        self._slab = memoryview(memory.slab) if memory.slab is not None else memoryview(b"")
+        self._slab_address = address_of(memory.slab) if memory.slab is not None else 0
+        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._convert: Convert | None = None
 
-    for future in [spawn(drain, f"read-{number}") for number in range(threads)]:
-        future.result()
+    def _scratch(self) -> memoryview:
+        if not hasattr(self._local, "scratch"):
+            # Whole pages of its own, given back when the thread ends.
+            self._local.scratch = memoryview(mmap.mmap(-1, max(1, self.scratch_bytes)))
+        scratch: memoryview = self._local.scratch
+        return scratch
+
+    def take_all(self, parts: Sequence[Segment]) -> None:
+        """Take a batch of neighbours."""
+        blocks = [part for part in parts if isinstance(part, Block)]
+        if blocks:
+            self._prepare(blocks)
+        for part in parts:
+            self._take(part)
+
+    def verify(self, number: int, parts: Sequence[Segment], wanted: str) -> None:
+        """Take a file from its first byte to its last and compare its sha256."""
+        file, digest, position = self._checkpoint.files[number], hashlib.sha256(), 0
+        for part in parts:
+            self._hash(file, position, part.offset, digest)
+            data = self._take(part)
+            # Views of one storage overlap: what was hashed once is not hashed again.
+            position, end = max(position, part.offset), part.offset + part.nbytes
+            if data is None:
+                self._hash(file, position, end, digest)
+            elif end > position:
+                digest.update(data[position - part.offset :])
+            position = max(position, end)
+        self._hash(file, position, file.size, digest)
+        if digest.hexdigest() != wanted:
+            raise CheckpointError(
+                f"{file.path} has sha256 {digest.hexdigest()}, model.sha256 says {wanted}; it is damaged or another "
+                f"file: download it again, or correct the list"
+            )
+
+    def _prepare(self, blocks: Sequence[Block]) -> None:
+        """Fault in the slab's pages at once: one by one they would cost more than the copying."""
+        begin, end = blocks[0].target, max(block.target + block.nbytes for block in blocks)
+        code = populate(self._slab_address + begin, end - begin, POPULATE_WRITE)
+        if code not in (0, errno.EINVAL):  # a kernel before 5.14 faults them in while they are written
+            raise CheckpointError(
+                f"no memory for {end - begin} bytes of weights: {os.strerror(code)}; raise the memory limit"
+            )
+
+    def _take(self, part: Segment) -> memoryview | None:
+        """Bring one segment where it belongs; returns its bytes as they are in the file where they were copied."""
+        self._progress.check()
+        file = self._checkpoint.files[part.file]
+        if isinstance(part, Stretch):
+            self._populate(file, part)
+            self._progress.advance(part.nbytes)
+            return None
+        if isinstance(part, Block):
+            data = self._slab[part.target : part.target + part.nbytes]
+            self._read(file, data, part.offset)
+            return data
+        data = self._scratch()[: part.nbytes]
+        self._read(file, data, part.offset)
+        self._converter()(data, part)
+        return data
+
+    def _hash(self, file: CheckpointFile, begin: int, end: int, digest: "_Hash") -> None:
+        scratch = self._scratch()
+        for offset in range(begin, end, len(scratch)):
+            data = scratch[: min(len(scratch), end - offset)]
+            fill(file, data, offset)
+            digest.update(data)
+
+    def _read(self, file: CheckpointFile, target: memoryview, offset: int) -> None:
+        for done in range(0, len(target), CALL):
+            part = target[done : done + CALL]
+            fill(file, part, offset + done)
+            self._progress.advance(len(part))
+
+    def _populate(self, file: CheckpointFile, part: Stretch) -> None:
+        code = populate(self._addresses[part.file] + part.offset, part.nbytes, POPULATE_READ)
+        if code == errno.EINVAL:  # a kernel before 5.14: read what is there, then touch one byte a page
+            self._touch(file, part)
+        elif code:
+            raise CheckpointError(
+                f"{file.path} cannot be read into memory at byte {part.offset}: {os.strerror(code)}; "
+                f"was it truncated, or is the disk failing?"
+            )
+
+    def _touch(self, file: CheckpointFile, part: Stretch) -> None:
+        scratch = memoryview(bytearray(SCRATCH))
+        for offset in range(part.offset, part.offset + part.nbytes, SCRATCH):
+            fill(file, scratch[: min(SCRATCH, part.offset + part.nbytes - offset)], offset)
+        bytes(memoryview(self._memory.maps[part.file])[part.offset : part.offset + part.nbytes : mmap.PAGESIZE])
+
+    def _converter(self) -> "Convert":
+        # torch is needed for this alone, and reading begins before it is imported.
+        with self._lock:
+            if self._convert is None:
+                from app.weights.converting import converter
+
+                self._convert = converter(self._memory)
+            return self._convert
 
 
-def _read_chunk(
-    checkpoint: Checkpoint,
-    maps: Sequence[mmap.mmap],
-    digests: dict[Chunk, bytes],
-    progress: Progress,
-    chunk: Chunk,
-    scratch: memoryview,
-) -> None:
-    """Read by `preadv` (sequential for the disk, errors as errors), then map the pages that are now cached."""
-    number, offset, length = chunk
-    file = checkpoint.files[number]
-    progress.check()
-    digest = hashlib.sha256()
-    for step in range(offset, offset + length, STEP):
-        part = scratch[: min(STEP, offset + length - step)]
-        _fill(part, file, step)
-        digest.update(part)
-    digests[chunk] = digest.digest()
-    _populate(maps[number], offset, length, file)
-    progress.advance(length)
-
-
-def _fill(part: memoryview, file: CheckpointFile, offset: int) -> None:
+def fill(file: CheckpointFile, target: memoryview, offset: int) -> None:
+    """Read exactly as many bytes as `target` has; raises CheckpointError naming file and byte."""
     count = 0
     try:
         # File systems in user space and on the network may give less than was asked for; nothing at all is the end.
-        while count < len(part) and (got := os.preadv(file.fd, [part[count:]], offset + count)):
+        while count < len(target) and (got := os.preadv(file.fd, [target[count:]], offset + count)):
             count += got
     except OSError as error:
         raise CheckpointError(
-            f"{file.path} cannot be read at byte {offset}: {error.strerror}; check the disk"
+            f"{file.path} cannot be read at byte {offset + count}: {error.strerror}; check the disk or its server"
         ) from error
-    if count != len(part):
+    if count != len(target):
         raise CheckpointError(
             f"{file.path} ends at byte {offset + count}, it had {file.size} bytes when it was opened; "
             f"it was truncated while it was being loaded: publish checkpoints by renaming a complete directory"
         )
 
 
-def _populate(mapping: mmap.mmap, offset: int, length: int, file: CheckpointFile) -> None:
-    # ctypes and not mmap.madvise: that one keeps the interpreter lock, and probes would wait for the disk.
-    if _libc.madvise(_address(mapping) + offset, length, MADV_POPULATE_READ) == 0:
-        return
-    code = ctypes.get_errno()
-    if code == errno.EINVAL:  # a kernel before 5.14: touch one byte a page, the data is cached already
-        view = memoryview(mapping)
-        bytes(view[offset : offset + length : mmap.PAGESIZE])
-        return
-    raise CheckpointError(f"{file.path} cannot be mapped at byte {offset}: {os.strerror(code)}; was it truncated?")
+def _in_parallel(work: Sequence[Callable[[], None]], threads: int) -> None:
+    """Do everything on several threads; the first failure ends the others at their next piece of work."""
+    todo = iter(work)
+    lock = threading.Lock()
+    failed = threading.Event()
 
+    def drain() -> None:
+        while not failed.is_set():
+            with lock:
+                one = next(todo, None)
+            if one is None:
+                return
+            try:
+                one()
+            except BaseException:
+                failed.set()
+                raise
 
-def _address(mapping: mmap.mmap) -> int:
-    # A read-only map cannot be the target of from_buffer; numpy takes the address of a read-only buffer.
-    import numpy as np
-
-    return int(np.frombuffer(mapping, np.uint8, 1).ctypes.data)
-
-
-def _file_cache(checkpoint: Checkpoint) -> str:
-    """Say whether the files were in the page cache before anything was read, by samples that wait for no disk."""
-    samples = [(file, offset) for file in checkpoint.files for offset in range(0, file.size, max(1, file.size // 64))]
-    cached = [_is_cached(file, offset) for file, offset in samples]
-    return "warm" if all(cached) else "cold" if cached.count(False) == len(cached) else "mixed"
-
-
-def _is_cached(file: CheckpointFile, offset: int) -> bool | None:
-    """Return None where the file system cannot say."""
-    try:
-        return os.preadv(file.fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
+    for future in [spawn(drain, f"read-{number}") for number in range(threads)]:
+        future.result()

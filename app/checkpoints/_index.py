@@ -1,0 +1,69 @@
+"""Shards and their index, as the Hugging Face libraries write them: the index is the authority, both ways."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from app.checkpoints import Scan
+
+INDEX = ".index.json"
+
+# Shard → the names that it must hold by the index; None where no index says.
+Expected = dict[Path, frozenset[str] | None]
+
+
+def expected_files(scan: Scan, names: Sequence[str], what: str) -> Expected:
+    """Return the shards to open at the scan's path.
+
+    `names`: the files of the format there, an index among them where there is one. `what`: the format in words.
+    """
+    path = scan.path
+    if path.is_file():
+        return _from_index(scan, path, names=()) if path.name.endswith(INDEX) else {path: None}
+    indexes = [name for name in names if name.endswith(INDEX)]
+    if len(indexes) > 1:
+        scan.problems.append(f"{len(indexes)} indexes ({', '.join(indexes)}): let model.checkpoint name one of them")
+        return {}
+    files = [name for name in names if not name.endswith(INDEX)]
+    if indexes:
+        return _from_index(scan, path / indexes[0], files)
+    if len(files) > 1:
+        scan.problems.append(
+            f"{len(files)} {what} files without an index ({', '.join(files[:5])}): which belong together is unknown; "
+            f"let model.checkpoint name one of them"
+        )
+        return {}
+    return {path / files[0]: None}
+
+
+def _from_index(scan: Scan, index: Path, names: Iterable[str]) -> Expected:
+    try:
+        weight_map = json.loads(index.read_bytes())["weight_map"]
+        shards = {str(shard) for shard in weight_map.values()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        scan.problems.append(f"{index.name} is no index: {type(error).__name__}: {error}")
+        return {}
+    expected: Expected = {}
+    for shard in sorted(shards):
+        if Path(shard).name != shard or shard in {"", ".", ".."} or "\0" in shard:
+            scan.problems.append(f"{index.name} names {shard!r}, which is not a file name beside it")
+            continue
+        expected[index.parent / shard] = frozenset(name for name, where in weight_map.items() if where == shard)
+    scan.problems += [
+        f"{name} is not named by {index.name}; remove it, make the index anew, or let model.checkpoint name the index"
+        for name in sorted(set(names) - shards)
+    ]
+    return expected
+
+
+def compare_with_index(scan: Scan, shard: Path, promised: frozenset[str] | None, held: Iterable[str]) -> None:
+    """Add a problem for every name that the index places in a shard and the shard has not, and the other way."""
+    if promised is None:
+        return
+    found = frozenset(held)
+    scan.problems += [
+        f"{shard.name}: the index promises {name}, the file does not hold it" for name in sorted(promised - found)
+    ]
+    scan.problems += [
+        f"{shard.name}: holds {name}, which the index does not place there" for name in sorted(found - promised)
+    ]

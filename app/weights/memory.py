@@ -1,0 +1,125 @@
+"""The memory that holds weights: read-only mappings of their files, and one slab of our own."""
+
+import bisect
+import ctypes
+import mmap
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from app.checkpoints import Checkpoint, CheckpointFile, TensorEntry
+from app.errors import CheckpointError, ResourceError
+from app.weights.layout import Layout, Place
+
+# Since Linux 5.14: fault in pages; a truncated file or an I/O error is an error code there, not SIGBUS.
+POPULATE_READ, POPULATE_WRITE = 22, 23
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.madvise.argtypes = _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Where the bytes of every tensor are.
+
+    The slab is a file in memory and not anonymous, so that the process that computes the reference can map it instead
+    of taking a second copy.
+    """
+
+    layout: Layout
+    maps: Mapping[int, mmap.mmap]
+    slab: mmap.mmap | None
+    slab_fd: int | None
+
+    @classmethod
+    def reserve(cls, checkpoint: Checkpoint, layout: Layout, slab_fd: int | None = None) -> Self:
+        """Map the files for reading only and make room for the slab; raises CheckpointError or ResourceError.
+
+        `slab_fd`: the slab of the process that filled it; it is mapped for reading only. Nothing is resident yet.
+        """
+        maps = {number: _map(checkpoint.files[number]) for number in layout.mapped}
+        if not layout.slab_bytes:
+            return cls(layout, maps, None, None)
+        try:
+            fd = _slab_file(layout.slab_bytes) if slab_fd is None else slab_fd
+            access = mmap.ACCESS_WRITE if slab_fd is None else mmap.ACCESS_READ
+            return cls(layout, maps, mmap.mmap(fd, layout.slab_bytes, access=access), fd)
+        except (OSError, ValueError) as error:
+            raise ResourceError(
+                f"{layout.slab_bytes} bytes of memory for weights are not to be had: {error}; raise the memory limit"
+            ) from error
+
+    def populate(self, checkpoint: Checkpoint) -> None:
+        """Map the pages of files that another process has made resident; raises CheckpointError where they are not."""
+        for number, stretches in self.layout.mapped.items():
+            for offset, length in stretches:
+                if code := populate(address_of(self.maps[number]) + offset, length, POPULATE_READ):
+                    path = checkpoint.files[number].path
+                    raise CheckpointError(f"{path} cannot be mapped at byte {offset}: {os.strerror(code)}")
+
+    def find(self, entry: TensorEntry) -> tuple[mmap.mmap, Place]:
+        """Return the memory a tensor with bytes lies in, and its place there."""
+        if (place := self.layout.places.get(entry.name)) is not None:
+            if self.slab is None:
+                raise CheckpointError(f"{entry.name} was planned for memory that was never reserved")
+            return self.slab, place
+        return self.maps[entry.file], Place(entry.offset, entry.dtype, entry.stride)
+
+
+def _slab_file(size: int) -> int:
+    fd = os.memfd_create("warmgate-weights")
+    os.ftruncate(fd, size)
+    return fd
+
+
+def _map(file: CheckpointFile) -> mmap.mmap:
+    # For reading only: no commit charge, no private copy, and a write would not pass unseen.
+    try:
+        return mmap.mmap(file.fd, file.size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{file.path} cannot be mapped: {error}; was it truncated?") from error
+
+
+def address_of(memory: mmap.mmap) -> int:
+    """Return the address of a mapping, read-only or not."""
+    # A read-only map cannot be the target of from_buffer; numpy takes the address of a read-only buffer.
+    import numpy as np
+
+    return int(np.frombuffer(memory, np.uint8, 1).ctypes.data)
+
+
+def populate(address: int, length: int, advice: int) -> int:
+    """Fault in the pages of a stretch of memory; returns 0 or the error number.
+
+    By ctypes and not mmap.madvise: that one keeps the interpreter lock, and probes would wait for the disk.
+    """
+    begin = address // mmap.PAGESIZE * mmap.PAGESIZE
+    return 0 if _libc.madvise(begin, address + length - begin, advice) == 0 else ctypes.get_errno()
+
+
+def protect(memory: mmap.mmap) -> None:
+    """Make memory read-only for this process: weights are not written, and a write must not pass unseen."""
+    if _libc.mprotect(address_of(memory), len(memory), mmap.PROT_READ) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def resident_bytes(memories: Iterable[mmap.mmap]) -> int:
+    """Return how many bytes of mappings this process has in memory, from its own page tables.
+
+    mincore would say "all" to whoever neither owns nor may write a file (Linux 5.2 and later).
+    """
+    begins = sorted((address_of(memory), len(memory)) for memory in memories)
+    starts = [begin for begin, _ in begins]
+    total, inside = 0, False
+    for row in Path("/proc/self/smaps").read_text().splitlines() if begins else ():
+        fields = row.split(maxsplit=5)
+        first, dash, last = fields[0].partition("-")
+        if dash:
+            near = bisect.bisect_left(starts, int(last, 16)) - 1
+            inside = near >= 0 and int(first, 16) < sum(begins[near])
+        elif inside and fields[0] == "Rss:":
+            total += int(fields[1]) * 1024
+    return total
