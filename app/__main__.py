@@ -1,4 +1,4 @@
-"""The commands: serve, build, check, report."""
+"""The commands: serve, build, check, inspect, report."""
 
 import gc
 import os
@@ -73,6 +73,30 @@ def check(config: Config, assignments: Assignments = None, as_json: AsJson = Fal
     from app import commands, configure
 
     _finish(commands.check(configure.load(config, assignments or []), _teller(as_json)), as_json)
+
+
+@cli.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A checkpoint (file, directory or index), or a sealed artifact.")],
+    repack: Annotated[
+        Path | None, typer.Option("--repack", help="Write it anew as one safetensors file with aligned tensors.")
+    ] = None,
+    trust_pickle: Annotated[bool, typer.Option("--trust-pickle", help="Open formats that pickles describe.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Describe a checkpoint or an artifact: tensors, dtypes, bytes, problems."""
+    from app import inspection
+    from app.checkpoints import open_checkpoint
+    from app.repack import repack as write_anew
+
+    if repack is not None:
+        written = write_anew(open_checkpoint(path, trust_pickle), repack)
+        print(json.dumps(written) if as_json else f"{written['path']}: {written['tensors']} tensors, aligned")
+        return
+    document = inspection.inspect(path, trust_pickle)
+    print(json.dumps(document) if as_json else inspection.render(document))
+    if code := inspection.exit_code(document):
+        raise SystemExit(code)
 
 
 @cli.command()

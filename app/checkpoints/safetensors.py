@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from app.checkpoints import Scan, TensorEntry
+from app.checkpoints import CheckpointFile, Scan, TensorEntry
 from app.checkpoints._index import INDEX, compare_with_index, expected_files
 from app.dtypes import BITS, WITHOUT_TORCH, size_bytes
 
@@ -79,6 +79,13 @@ def _read_header(scan: Scan, number: int) -> tuple[list[TensorEntry], frozenset[
     if len(entries) == len(rows):
         scan.problems += _holes(name, file.size, entries, 8 + length)
     return entries, padding
+
+
+def metadata_of(file: CheckpointFile) -> dict[str, str]:
+    """Return the texts that a valid file carries about itself."""
+    length = struct.unpack("<Q", os.pread(file.fd, 8, 0))[0]
+    found: dict[str, str] = json.loads(os.pread(file.fd, length, 8)).get("__metadata__", {})
+    return found
 
 
 def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def test_a_plugin_whose_library_is_not_installed_is_refused_with_the_name_of_bot
     ("package", "names"),
     [
         ("app.devices", ("cpu",)),
-        ("app.checkpoints", ("safetensors",)),
+        ("app.checkpoints", ("dcp", "safetensors", "torch_zip")),
         ("app.engines", ("aot", "eager")),
     ],
 )
