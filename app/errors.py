@@ -20,8 +20,13 @@ class WarmgateError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, problems: Iterable[str] = ()) -> None:
-        self.problems = tuple(problems)
+        self.problems = tuple(printable(problem) for problem in problems)
         super().__init__("\n".join([message, *(f"  - {problem}" for problem in self.problems)]))
+
+
+def printable(text: str) -> str:
+    """Escape control characters: names come from files, and a line of a log or a probe must stay one line."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 class SettingsError(WarmgateError):

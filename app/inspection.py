@@ -6,7 +6,7 @@ from typing import Any
 
 from app.artifacts.seal import MANIFEST, read_manifest, verify
 from app.checkpoints import Scan, TensorEntry, scan_checkpoint
-from app.errors import ArtifactError, CheckpointError
+from app.errors import ArtifactError, CheckpointError, printable
 from app.identity import ArtifactIdentity
 from app.units import bytes_text
 
@@ -137,5 +137,5 @@ def _artifact_lines(document: Document) -> Iterator[str]:
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    for row in (head, *rows):
+    for row in (head, *(tuple(map(printable, row)) for row in rows)):
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -1,6 +1,7 @@
 """Checkpoint formats: one file each, found out from the path, opened and validated before the model is touched."""
 
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,13 +94,18 @@ class Scan:
     def open_file(self, path: Path) -> int | None:
         """Open a file for reading and return its number; None, and a problem, where that fails."""
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            # Not blocking: a pipe of that name would keep the start for ever. Regular files do not care.
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except (OSError, ValueError) as error:
             told = getattr(error, "strerror", None) or error
             gone = f" (a link to {path.readlink()}; was the download complete?)" if path.is_symlink() else ""
             self.problems.append(f"{path} cannot be opened: {told}{gone}")
             return None
         status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(fd)
+            self.problems.append(f"{path} is no regular file; put the checkpoint's file there")
+            return None
         self.files.append(CheckpointFile(path, fd, status.st_size, file_stamp(status)))
         return len(self.files) - 1
 
@@ -158,8 +164,8 @@ class CheckpointFormat(Protocol):
         """Return the names at `path` (a directory or a file) that belong to this format; empty when none does."""
 
     @classmethod
-    def scan(cls, path: Path, trust_pickle: bool) -> Scan:
-        """Open and validate everything; what is wrong is in the scan's problems, nothing is raised for it.
+    def fill(cls, scan: Scan, trust_pickle: bool) -> None:
+        """Open and validate everything at the scan's path; what is wrong becomes its problems.
 
         `trust_pickle`: the operator has said that pickles at this path may be opened.
         """
@@ -177,9 +183,15 @@ def open_checkpoint(path: Path, trust_pickle: bool = False) -> Checkpoint:
 def scan_checkpoint(path: Path, trust_pickle: bool = False) -> Scan:
     """Find the format of what lies at `path` and look at everything in it; raises CheckpointError where none is."""
     try:
-        return _format_of(path).scan(path, trust_pickle)
+        form = _format_of(path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}; check model.checkpoint and its permissions") from error
+    scan = Scan(path, form.name)
+    try:
+        form.fill(scan, trust_pickle)
+    except OSError as error:
+        scan.problems.append(f"{error.filename or path} cannot be read: {error.strerror or error}; check the disk")
+    return scan
 
 
 def _format_of(path: Path) -> type[CheckpointFormat]:

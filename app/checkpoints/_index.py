@@ -7,6 +7,7 @@ from pathlib import Path
 from app.checkpoints import Scan
 
 INDEX = ".index.json"
+INDEX_LIMIT = 256 << 20
 
 # Shard → the names that it must hold by the index; None where no index says.
 Expected = dict[Path, frozenset[str] | None]
@@ -38,8 +39,12 @@ def expected_files(scan: Scan, names: Sequence[str], what: str) -> Expected:
 
 def _from_index(scan: Scan, index: Path, names: Iterable[str]) -> Expected:
     try:
+        if (size := index.stat().st_size) > INDEX_LIMIT:
+            raise ValueError(f"{size} bytes are more than the {INDEX_LIMIT} of an index")
         weight_map = json.loads(index.read_bytes())["weight_map"]
-        shards = {str(shard) for shard in weight_map.values()}
+        shards = set(weight_map.values())
+        if not all(isinstance(shard, str) for shard in shards):
+            raise TypeError("weight_map must map names to file names")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         scan.problems.append(f"{index.name} is no index: {type(error).__name__}: {error}")
         return {}

@@ -37,7 +37,6 @@ _STORAGES = {
 _OTHERS = {
     "_rebuild_qtensor": "a quantized tensor",
     "_rebuild_sparse_tensor": "a sparse tensor",
-    "_rebuild_sparse_csr_tensor": "a sparse tensor",
     "_rebuild_nested_tensor": "a nested tensor",
     "_rebuild_wrapper_subclass": "a tensor of a class without data of its own",
     "_rebuild_meta_tensor_no_storage": "a meta tensor, which has no data",
@@ -74,7 +73,7 @@ class Archive:
         if head.startswith(b"\x80"):
             raise ArchiveError("the format of torch before 1.6; load it with torch and save it again")
         if not head.startswith(_LOCAL_MAGIC):
-            raise ArchiveError(f"{length} bytes that begin with {head!r}, not a file of torch.save; copy it again")
+            raise ArchiveError(f"{length} bytes that begin with {head!r}, not a file of torch.save; copy it anew")
         self._table = _directory(fd, start, length)
         if "constants.pkl" in self._table or any(name.startswith("code/") for name in self._table):
             raise ArchiveError("a TorchScript archive, which is code; torch.jit.load it, torch.save its state_dict()")
@@ -191,7 +190,7 @@ def _other(value: object) -> str:
     match value:
         case Call(function=Global(_, "_rebuild_from_type_v2"), arguments=(_, Global() as kind, *_)):
             return f"a tensor of the class {kind}"
-        case Call(function=Global(_, name) as function):
+        case Call(function=Global(_, name) as function) if name.startswith("_rebuild"):
             return _OTHERS.get(name, f"made by {function}")
     return "no tensor"
 
@@ -203,7 +202,7 @@ def _directory(fd: int, start: int, length: int) -> Mapping[str, zipfile.ZipInfo
             entries = archive.infolist()
     except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError, struct.error) as error:
         raise ArchiveError(
-            f"{length} bytes that are no whole zip archive ({error}); truncated? copy it again"
+            f"{length} bytes that are no whole zip archive ({error}); truncated? copy it anew"
         ) from error
     prefix = entries[0].filename.split("/")[0] + "/" if entries else ""
     table = {entry.filename.removeprefix(prefix): entry for entry in entries}

@@ -40,9 +40,9 @@ class Dcp:
         return tuple(sorted(p.name for p in path.iterdir() if p.name == METADATA or p.name.endswith(SUFFIX)))
 
     @classmethod
-    def scan(cls, path: Path, trust_pickle: bool) -> Scan:
+    def fill(cls, scan: Scan, trust_pickle: bool) -> None:
         """Look at every piece of what is taken; without trust nothing is opened and the problem says so."""
-        scan = Scan(path, cls.name)
+        path = scan.path
         if METADATA not in cls.files(path):
             scan.problems.append(f"{path} has no {METADATA}, which is written last: the save did not finish")
         elif not trust_pickle:
@@ -55,7 +55,6 @@ class Dcp:
                 _Reader(scan, read_pickle(read_at(scan.files[number].fd, BYTES_LIMIT + 1, 0))).read()
             except ValueError as error:
                 scan.problems.append(f"{METADATA} is not what torch.distributed.checkpoint writes: {error}")
-        return scan
 
 
 class _Stretch(NamedTuple):
@@ -108,7 +107,7 @@ class _Reader:
                 lengths.setdefault(path[0], set()).add(len(path))
         if lengths and all(found == {1} for found in lengths.values()):
             return ()
-        wrapped = [key for key, found in lengths.items() if found == {2} and not key.endswith(EXTRA_STATE)]
+        wrapped = [key for key, found in lengths.items() if found == {2}]
         if len(wrapped) != 1:
             found = ", ".join(sorted(lengths)) or "nothing"
             self._scan.problems.append(
@@ -129,7 +128,7 @@ class _Reader:
             both = f"{tensor.dtype}{list(tensor.shape)}, its {len(tensor.boxes)} pieces are {shown}"
             raise ArchiveError(f"is {both}: a hole or an overlap")
         if not prod(tensor.shape):
-            return TensorEntry(name, tensor.dtype, tensor.shape, 0, 0, 0)
+            return TensorEntry(name, tensor.dtype, tensor.shape, 0, 0, 0)  # nothing to read: any file will do
         found = [self._piece(name, key, tensor, *box) for box in tensor.boxes]
         entries = [entry for entry in found if entry]
         if len(entries) < len(found):

@@ -17,6 +17,8 @@ from app.dtypes import BITS, WITHOUT_TORCH, size_bytes
 SUFFIX = ".safetensors"
 # The limit of the format's reference implementation; a longer header is an attack or a broken file.
 HEADER_LIMIT = 100_000_000
+# The most that torch gives a tensor.
+DIMENSIONS = 64
 # Names of tensors that hold no weights but keep the others aligned; `inspect --repack` writes them.
 PADDING_KEY = "warmgate.padding"
 
@@ -36,11 +38,10 @@ class Safetensors:
         return (path.name,) if path.name.endswith(ends) else ()
 
     @classmethod
-    def scan(cls, path: Path, trust_pickle: bool) -> Scan:
+    def fill(cls, scan: Scan, trust_pickle: bool) -> None:
         """Look at every shard; nothing in this format is a pickle."""
         del trust_pickle
-        scan = Scan(path, cls.name)
-        for shard, promised in expected_files(scan, cls.files(path), "safetensors").items():
+        for shard, promised in expected_files(scan, cls.files(scan.path), "safetensors").items():
             if (number := scan.open_file(shard)) is None:
                 continue
             before = len(scan.problems)
@@ -50,7 +51,6 @@ class Safetensors:
                     scan.add(entry)
             if entries or len(scan.problems) == before:
                 compare_with_index(scan, shard, promised, (e.name for e in entries if e.name not in padding))
-        return scan
 
 
 def _read_header(scan: Scan, number: int) -> tuple[list[TensorEntry], frozenset[str]]:
@@ -89,10 +89,11 @@ def metadata_of(file: CheckpointFile) -> dict[str, str]:
 
 
 def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [key for key, _ in pairs]
-        raise ValueError(f"{next(key for key in names if names.count(key) > 1)!r} is there twice")
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name!r} is there twice")
+        found[name] = value
     return found
 
 
@@ -109,13 +110,14 @@ def _entry(scan: Scan, number: int, name: str, row: Any, base: int) -> TensorEnt
     file = scan.files[number].path.name
     try:
         dtype, shape, (begin, end) = row["dtype"], tuple(row["shape"]), row["data_offsets"]
-        whole = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
+        whole = len(shape) <= DIMENSIONS and all(type(n) is int and n >= 0 for n in (*shape, begin, end))
     except (KeyError, TypeError, ValueError):
         scan.problems.append(f"{file}: tensor {name} has no dtype, shape and data_offsets")
         return None
     if not whole:
         scan.problems.append(
-            f"{file}: tensor {name} has shape {list(shape)} at {[begin, end]}, expected whole numbers from 0"
+            f"{file}: tensor {name} has shape {list(shape)[:DIMENSIONS]} at {[begin, end]}, expected whole numbers "
+            f"from 0 and at most {DIMENSIONS} dimensions"
         )
         return None
     if not isinstance(dtype, str) or dtype not in BITS or dtype == "C128":

@@ -41,10 +41,10 @@ class TorchZip:
         return (path.name,) if path.name.endswith(ends) else ()
 
     @classmethod
-    def scan(cls, path: Path, trust_pickle: bool) -> Scan:
+    def fill(cls, scan: Scan, trust_pickle: bool) -> None:
         """Look at every shard; trust changes nothing, since no pickle is run."""
         del trust_pickle
-        scan = Scan(path, cls.name)
+        path = scan.path
         if path.is_dir() and (beside := sorted(p.name for p in path.iterdir() if _is_beside(p.name))):
             scan.notes.append(f"left aside, as trainers write them beside weights: {', '.join(beside)}")
         for shard, promised in expected_files(scan, cls.files(path), "torch").items():
@@ -53,7 +53,6 @@ class TorchZip:
             if (held := _read_file(scan, number)) is not None:
                 objects = held & scan.objects.keys()
                 compare_with_index(scan, shard, promised, (held - objects) | (objects & (promised or set())))
-        return scan
 
 
 def _is_beside(name: str) -> bool:

@@ -146,16 +146,47 @@ def _state(checkpoint: Checkpoint, memory: Memory, name: str) -> Any:
 
 
 def _assign(module: nn.Module, values: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
-    given: OrderedDict[str, Any] = OrderedDict({**values, **state})
-    # Without it, modules that have changed their format take the file for one of their oldest. The plan has found the
+    """Give every module its own tensors, by assignment.
+
+    `load_state_dict` of the whole module looks through all names for every child: ten thousand tensors in five thousand
+    layers take it eight seconds. So each module is loaded by itself, and one that loads as all do is simply assigned.
+    """
+    parts = dict(module.named_modules(remove_duplicate=False))
+    own: dict[str, dict[str, Any]] = {}
+    for name, value in {**values, **state}.items():
+        prefix, _, attribute = name.rpartition(".")
+        own.setdefault(prefix, {})[attribute] = value
+    for prefix, given in own.items():
+        if _loads_as_all_do(parts[prefix]):
+            _set_tensors(parts[prefix], given)
+        else:
+            _load(parts[prefix], prefix, given)
+
+
+def _loads_as_all_do(part: nn.Module) -> bool:
+    methods = ("_load_from_state_dict", "load_state_dict", "set_extra_state", "__setattr__")
+    plain = all(getattr(type(part), name) is getattr(nn.Module, name) for name in methods)
+    return plain and not part._load_state_dict_pre_hooks and not part._load_state_dict_post_hooks
+
+
+def _set_tensors(part: nn.Module, given: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in given.items():
+        if name in part._parameters:
+            part._parameters[name] = nn.Parameter(tensor, requires_grad=False)
+        else:
+            part._buffers[name] = tensor
+
+
+def _load(part: nn.Module, prefix: str, given: Mapping[str, Any]) -> None:
+    state: OrderedDict[str, Any] = OrderedDict(given)
+    # Without it, a module that has changed its format takes the file for one of its oldest. The plan has found the
     # names and shapes of today's format.
-    given._metadata = {  # type: ignore[attr-defined]
-        name: {"version": part._version} for name, part in module.named_modules(remove_duplicate=False)
-    }
-    # Not strict: what the constructor rebuilt is in the module already and is not given.
-    left = module.load_state_dict(given, strict=False, assign=True).unexpected_keys
-    if left:
-        raise CheckpointError(f"the module did not take {', '.join(left[:10])}, though it has named them itself")
+    state._metadata = {"": {"version": part._version}}  # type: ignore[attr-defined]
+    # Not strict: its children, and what the constructor rebuilt, are not given.
+    if left := part.load_state_dict(state, strict=False, assign=True).unexpected_keys:
+        raise CheckpointError(
+            f"{prefix or 'the module'} did not take {', '.join(left)}, though it has named them itself"
+        )
 
 
 def _tie(module: nn.Module, table: ModelTable) -> None:

@@ -32,7 +32,11 @@ model:
   factory: package.module:Models.build
   kwargs: {layers: 2, names: [a, b]}
   checkpoint: /models/tiny
-  dtype: null
+  reading: read
+  dtype: bfloat16
+  sha256: /models/sha256sums
+  trust_pickle: true
+  wait_s: 30
   waive: {missing: ["head.*"], unexpected: ["*.position_ids"]}
   codec: null
 inputs:
@@ -59,7 +63,7 @@ serving: {max_batch_delay_ms: 0, max_queue_items: 1, max_queue_bytes: 2, timeout
 http: {host: "::1", port: 0, uds: /run/x.sock, api_key_file: /run/key, drain_delay_s: 0, drain_timeout_s: 1}
 startup: {stall_timeout_s: 5, on_failure: stay, termination_log: /tmp/log}
 readiness: {late_compile: ignore, depends_on: []}
-memory: {staging_bytes: 4, host_limit_bytes: 5, reserve_ratio: 0}
+memory: {staging_bytes: 1048576, host_limit_bytes: 5, reserve_ratio: 0}
 report: {file: /tmp/report.json}
 """
 
@@ -120,7 +124,11 @@ def test_a_full_configuration_is_read_field_by_field(file: Path) -> None:
             "factory": "package.module:Models.build",
             "kwargs": {"layers": 2, "names": ["a", "b"]},
             "checkpoint": "/models/tiny",
-            "dtype": None,
+            "reading": "read",
+            "dtype": "bfloat16",
+            "sha256": "/models/sha256sums",
+            "trust_pickle": True,
+            "wait_s": 30.0,
             "waive": {"missing": ["head.*"], "unexpected": ["*.position_ids"]},
             "codec": None,
         },
@@ -177,7 +185,7 @@ def test_a_full_configuration_is_read_field_by_field(file: Path) -> None:
         },
         "startup": {"stall_timeout_s": 5.0, "on_failure": "stay", "termination_log": "/tmp/log"},  # noqa: S108
         "readiness": {"late_compile": "ignore", "depends_on": []},
-        "memory": {"staging_bytes": 4, "host_limit_bytes": 5, "reserve_ratio": 0.0},
+        "memory": {"staging_bytes": 1048576, "host_limit_bytes": 5, "reserve_ratio": 0.0},
         "report": {"file": "/tmp/report.json"},  # noqa: S108
     }
 
@@ -209,6 +217,11 @@ def test_all_buckets_are_the_cross_product_smallest_first(file: Path) -> None:
 
 DEFAULTS: dict[str, Any] = {
     "model.version": "1",
+    "model.reading": "auto",
+    "model.dtype": None,
+    "model.sha256": None,
+    "model.trust_pickle": False,
+    "model.wait_s": 0.0,
     "warmup.buckets": "all",
     "warmup.calls": 3,
     "warmup.budget_s": 300.0,
@@ -345,6 +358,10 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("model.name", "a/b", r"model.name = 'a/b': String should match pattern '^[^/\s]+$'"),
     ("model.name", "", r"model.name = '': String should match pattern '^[^/\s]+$'"),
     ("model.version", 2, "model.version = 2: a valid string"),
+    ("model.reading", "mmap", "model.reading = 'mmap': 'auto', 'map' or 'read'"),
+    ("model.dtype", "BF16", "model.dtype = 'BF16': 'float16', 'bfloat16', 'float32' or 'float64'"),
+    ("model.wait_s", -1, "model.wait_s = -1: greater than or equal to 0"),
+    ("memory.staging_bytes", 1048575, "memory.staging_bytes = 1048575: greater than or equal to 1048576"),
     ("model.factory", "module", r"model.factory = 'module': String should match pattern '^[\w.]+:[\w.]+$'"),
     ("warmup.calls", 1, "warmup.calls = 1: greater than or equal to 2"),
     ("warmup.calls", "many", "warmup.calls = 'many': a valid integer, unable to parse string as an integer"),
@@ -394,7 +411,6 @@ MISTAKES: list[tuple[str, Any, str]] = [
         [{"batch": 1, "sequence": 16}, {"batch": 1, "sequence": 65}],
         "warmup.buckets.1.sequence = 65: allowed are 2 to 64",
     ),
-    ("model.dtype", "BF16", "model.dtype = 'BF16': this version offers null"),
     ("model.codec", "a:B", "model.codec = 'a:B': this version offers null"),
     ("warmup.samples", "x", "warmup.samples = PosixPath('x'): this version offers null"),
     ("warmup.budget_bytes", 1, "warmup.budget_bytes = 1: this version offers null"),

@@ -198,7 +198,8 @@ CORRUPTIONS: dict[str, tuple[bytes, str]] = {
     ),
     "header one byte short": (
         struct.pack("<Q", BASE - 9) + GOOD[8:],
-        f"x.safetensors: the header is not JSON of this format (Expecting ',' delimiter: line 1 column {BASE - 8} (char {BASE - 9}))",
+        "x.safetensors: the header is not JSON of this format "
+        f"(Expecting ',' delimiter: line 1 column {BASE - 8} (char {BASE - 9}))",
     ),
     "header of noise": (
         framed(b"\x93\xfa\x01\x02", b""),

@@ -172,7 +172,7 @@ class Labelled(nn.Module):
 
 def with_attributes() -> dict[str, object]:
     tensor, parameter = torch.ones(2), nn.Parameter(torch.zeros(2))
-    tensor.label = parameter.label = "text"  # type: ignore[attr-defined]
+    tensor.label = parameter.label = "text"
     return {"t": tensor, "p": parameter, "q": nn.Parameter(FULL, requires_grad=False)}
 
 
@@ -219,7 +219,7 @@ def test_an_extra_state_is_kept_when_it_is_plain(
 
 STATE = {"layer.weight": FULL, "layer.bias": torch.ones(4)}
 # what is saved → what is noted
-WRAPPED: dict[str, tuple[dict[str, object], str]] = {
+WRAPPED: dict[str, tuple[dict[Any, object], str]] = {
     "alone": ({"state_dict": STATE}, "x.pt: the weights are what it holds as state_dict; left aside: nothing"),
     "beside numbers": (
         {"epoch": 3, "model": STATE, "best": 0.5},
@@ -243,7 +243,7 @@ WRAPPED: dict[str, tuple[dict[str, object], str]] = {
 
 @pytest.mark.parametrize(("value", "note"), WRAPPED.values(), ids=WRAPPED)
 def test_the_one_mapping_of_tensors_is_taken_and_the_note_says_so(
-    tmp_path: Path, value: dict[str, object], note: str
+    tmp_path: Path, value: dict[Any, object], note: str
 ) -> None:
     checkpoint = open_checkpoint(saved(tmp_path / "x.pt", value))
     found = {name: stored(checkpoint, name) for name in checkpoint.tensors}
@@ -363,7 +363,7 @@ class Pickler(pickle.Pickler):
         return obj.id if isinstance(obj, Storage) else None
 
 
-def by_hand(path: Path, value: object, *, compress: bool = False, **changed: bytes | None) -> Path:
+def by_hand(path: Path, value: object, *, compress: bool = False, **changed: Any) -> Path:
     """Write an archive like torch.save's, with other records in the place of its own; None leaves one out."""
     stream = io.BytesIO()
     Pickler(stream, 2).dump(value)
@@ -466,19 +466,22 @@ def header_elsewhere(path: Path) -> None:
     path.write_bytes(content)
 
 
-def renamed(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b"x/data/00", b"x/data/0\0"))
+def named_twice(path: Path) -> None:
+    """Add a record whose name is that of another after the end that zip readers see."""
+    content = by_hand(path, {"w": tensor()}, **{"data/00": bytes(16)}).read_bytes()
+    path.write_bytes(content.replace(b"x/data/00", b"x/data/0\0"))
 
 
 STRANGE_ZIP = "a zip archive without data.pkl, or with a name twice, which torch.save did not write"
 W = {"w": tensor()}
+W_REAL = {"w": FULL}
 AGAIN = "load it with torch and save it again"
 # what is wrong with a file → how it is written, the problem
 FILES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "empty": (lambda p: p.write_bytes(b""), "0 bytes that begin with b'', not a file of torch.save; copy it again"),
+    "empty": (lambda p: p.write_bytes(b""), "0 bytes that begin with b'', not a file of torch.save; copy it anew"),
     "a pointer instead of the file": (
         lambda p: p.write_bytes(b"version https://git-lfs.github.com/spec/v1\n"),
-        "43 bytes that begin with b'version https://', not a file of torch.save; copy it again",
+        "43 bytes that begin with b'version https://', not a file of torch.save; copy it anew",
     ),
     "before torch 1.6": (
         lambda p: saved(p, W_REAL, _use_new_zipfile_serialization=False),
@@ -490,10 +493,10 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "cut": (
         lambda p: p.write_bytes(by_hand(p, W).read_bytes()[:-1]),
-        "{size} bytes that are no whole zip archive (File is not a zip file); truncated? copy it again",
+        "{size} bytes that are no whole zip archive (File is not a zip file); truncated? copy it anew",
     ),
     "no pickle": (lambda p: by_hand(p, W, **{"data.pkl": None}), STRANGE_ZIP),
-    "a name twice": (lambda p: by_hand(p, W, **{"data/00": bytes(16)}) and renamed(p), STRANGE_ZIP),
+    "a name twice": (named_twice, STRANGE_ZIP),
     "a broken pickle": (
         lambda p: by_hand(p, W, **{"data.pkl": b"h\0."}),
         "its data.pkl is not read here: memo 0 is taken before it was put (at byte 2)",
@@ -515,7 +518,6 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a header elsewhere": (header_elsewhere, "tensor w needs data/0, which is not in the archive"),
     "a directory": (lambda p: p.mkdir(), "cannot be read at byte 0: Is a directory; check the disk"),
 }
-W_REAL = {"w": FULL}
 
 
 @pytest.mark.parametrize(("write", "told"), FILES.values(), ids=FILES)
@@ -533,7 +535,7 @@ def test_a_table_beyond_the_limit_is_refused(tmp_path: Path, monkeypatch: pytest
     (told,) = problems(tmp_path)
 
     assert told.startswith(f"x.pt: {file.stat().st_size} bytes that are no whole zip archive (a table of ")
-    assert told.endswith(" bytes, more than 100); truncated? copy it again")
+    assert told.endswith(" bytes, more than 100); truncated? copy it anew")
 
 
 def test_a_file_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
@@ -546,7 +548,7 @@ def test_a_file_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
 def test_a_file_with_any_damage_is_opened_within_its_bytes_or_refused(tmp_path: Path) -> None:
     content = saved(tmp_path / "x.pt", {"w": FULL, "v": with_attributes()["t"]}).read_bytes()
     generator, outcomes = random.Random(0), {"opened": 0, "refused": 0}
-    for _ in range(1500):
+    for _ in range(600):
         damaged = bytearray(content)
         for _ in range(generator.choice([1, 2, 8])):
             damaged[generator.randrange(len(damaged))] = generator.choice([0, 1, 0x7F, 0x80, 0xFF])
@@ -558,7 +560,7 @@ def test_a_file_with_any_damage_is_opened_within_its_bytes_or_refused(tmp_path: 
         except CheckpointError:
             outcomes["refused"] += 1
 
-    assert min(outcomes.values()) > 100
+    assert min(outcomes.values()) > 50
 
 
 def sharded(directory: Path, suffix: str, **changed: str) -> Path:

@@ -2,11 +2,13 @@
 
 The library writes safetensors only, since its version 5; `.bin` files are written here as its version 4 wrote them: the
 whole state dict with both names of every tie, through `torch.save`, in shards that `huggingface_hub` plans.
+
+What our loader makes of the files is compared with what the library makes of them; each case is a row of a table.
 """
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -14,8 +16,19 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from app.checkpoints import open_checkpoint
+from app.progress import Progress
+from app.settings import Model, Waive
+from app.weights import LoadedModel
+from app.weights.install import install
+from app.weights.layout import Mode, plan_layout
+from app.weights.plan import plan_weights
+from app.weights.reading import read_resident
+from app.weights.skeleton import build_skeleton, meta_left, named_tensors
+
 Kind = Literal["safetensors", "bin"]
 KINDS: tuple[Kind, ...] = ("safetensors", "bin")
+MODES: tuple[Mode, ...] = ("map", "read")
 Tensors = dict[str, torch.Tensor]
 SEED = 20
 
@@ -80,6 +93,165 @@ def answers(module: nn.Module, inputs: Tensors) -> Tensors:
     if isinstance(output, torch.Tensor):
         return {"output": output}
     return {name: value for name, value in output.items() if isinstance(value, torch.Tensor)}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Files of a case as its library wrote them, and the model that it loads from them."""
+
+    case: Case
+    kind: Kind
+    sharded: bool
+    directory: Path
+    theirs: nn.Module
+
+
+def store(case: Case, kind: Kind, sharded: bool, directory: Path) -> Stored:
+    """Let the library write and read a case; raises ValueError where it does not read what it has written."""
+    saved = case.save(directory, kind, sharded)
+    theirs = case.reload(directory)
+    mine, back = saved.state_dict(), theirs.state_dict()
+    if mine.keys() != back.keys() or any(_facts(mine[name]) != _facts(back[name]) for name in mine):
+        raise ValueError(f"{case.name}: the library reads {kind} files back as another model than it has written")
+    return Stored(case, kind, sharded, directory, theirs)
+
+
+def load(factory: str, case: Case, directory: Path, mode: Mode) -> LoadedModel:
+    """Load the files of a case with our loader, from the path to the module; raises CheckpointError."""
+    waive = Waive(missing=list(case.waive_missing), unexpected=list(case.waive_unexpected))
+    model = Model(name="zoo", factory=factory, kwargs={"name": case.name}, checkpoint=directory, waive=waive)
+    checkpoint = open_checkpoint(directory)
+    try:
+        skeleton = build_skeleton(model)
+        plan = plan_weights(skeleton.table, checkpoint, model)
+        layout = plan_layout(checkpoint, mode, "test", None)
+        resident = read_resident(checkpoint, layout, Progress(), 8 << 20, {})
+        if bool(resident.memory.maps) != (mode == "map"):
+            raise ValueError(f"{case.name}: mode {mode} has mapped {len(resident.memory.maps)} file(s)")
+        return install(skeleton, checkpoint, resident.memory, plan)
+    finally:
+        checkpoint.close()
+
+
+def differences(ours: nn.Module, theirs: nn.Module, second: Iterable[str] = ()) -> list[str]:
+    """Say how a module of ours differs from the library's; `second`: names that it may have besides, as ties."""
+    mine, wanted = dict(named_tensors(ours)), dict(named_tensors(theirs))
+    shared = mine.keys() & wanted.keys()
+    found = [] if type(ours) is type(theirs) else [f"is a {type(ours).__name__}, not a {type(theirs).__name__}"]
+    found += [f"{name} is missing" for name in wanted if name not in mine]
+    found += [f"{name} is not the library's" for name in mine if name not in wanted and name not in second]
+    ours_stored, theirs_stored = ours.state_dict().keys(), theirs.state_dict().keys()
+    found += [f"{name} is stored in one module only" for name in shared & (ours_stored ^ theirs_stored)]
+    for name in sorted(shared):
+        if isinstance(mine[name], nn.Parameter) != isinstance(wanted[name], nn.Parameter):
+            found.append(f"{name} is a parameter in one module only")
+        if (one := _facts(mine[name])) != (other := _facts(wanted[name])):
+            found.append(f"{name} is {one[:3]}, not {other[:3]}" if one[:3] != other[:3] else f"{name} has other bits")
+    groups = [_groups({name: side[name] for name in shared}) for side in (mine, wanted)]
+    if lone := groups[0] ^ groups[1]:
+        found.append(f"ties differ: {sorted(sorted(names) for names in lone)}")
+    found += [f"{name} is on meta" for name in meta_left(ours)]
+    found += [f"{name} requires a gradient" for name, tensor in mine.items() if tensor.requires_grad]
+    return found + [f"{name or 'the model'} is in training" for name, part in ours.named_modules() if part.training]
+
+
+def _facts(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...], bytes]:
+    # Bytes, not values: a NaN is the same as itself, and zero is not minus zero.
+    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return tensor.dtype, tuple(tensor.shape), tensor.stride(), data
+
+
+def _groups(tensors: Tensors) -> set[frozenset[str]]:
+    """Return the sets of names that are one object; most have one name."""
+    names: dict[int, set[str]] = {}
+    for name, tensor in tensors.items():
+        names.setdefault(id(tensor), set()).add(name)
+    return {frozenset(group) for group in names.values()}
+
+
+Check = tuple[Kind, bool, Mode]
+CHECKS: tuple[Check, ...] = tuple(
+    (kind, sharded, mode) for kind in KINDS for sharded in (False, True) for mode in MODES
+)
+COLUMNS = (
+    "model", "class", "tensors", "ties", "rebuilt",
+    "safetensors, one file", "safetensors, shards", "bin, one file", "bin, shards", "outputs equal", "both modes",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Row:
+    """What was found of one case; a check that was begun and not passed has failed.
+
+    `tensors`, `ties`, `rebuilt`: how many the factory's module has, names that are one object counted once; groups of
+    such names; and those that no file holds.
+    """
+
+    title: str
+    model: str = "?"
+    tensors: int = 0
+    ties: int = 0
+    rebuilt: int = 0
+    weights: dict[Check, bool] = field(default_factory=dict)
+    outputs: dict[Check, bool] = field(default_factory=dict)
+
+    def begin(self, kind: Kind, sharded: bool) -> None:
+        """Count every check of these files as failed until it has passed."""
+        begun = {check: False for check in CHECKS if check[:2] == (kind, sharded)}
+        self.weights.update(begun)
+        self.outputs.update(begun)
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the row's texts, in the order of COLUMNS."""
+        files = [[c for c in CHECKS if c[:2] == (kind, sharded)] for kind in KINDS for sharded in (False, True)]
+        return (
+            self.title,
+            f"`{self.model}`",
+            *(str(number) for number in (self.tensors, self.ties, self.rebuilt)),
+            *(_word(self.weights.get(check) for check in checks) for checks in files),
+            _word(self.outputs.get(check) for check in CHECKS),
+            _word(held.get(check) for held in (self.weights, self.outputs) for check in CHECKS),
+        )
+
+
+def _word(results: Iterable[bool | None]) -> str:
+    held = tuple(results)
+    return "failed" if False in held else "not run" if None in held else "yes"
+
+
+def table(rows: Iterable[Row]) -> str:
+    """Return the rows as a table in Markdown."""
+    lines = [COLUMNS, ("---",) * len(COLUMNS), *(row.cells() for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def row_names(cases: Mapping[str, Case] | None = None) -> tuple[str, ...]:
+    """Return the titles of the table's rows, in order; without an argument those of the transformers library."""
+    return tuple(case.family for case in (CASES if cases is None else cases).values())
+
+
+def prove(factory: str, stored: Stored, mode: Mode, row: Row) -> list[str]:
+    """Load stored files with our loader and say how the model differs from the library's, in its bits or its answers.
+
+    What has passed is noted in the row.
+    """
+    check: Check = (stored.kind, stored.sharded, mode)
+    loaded = load(factory, stored.case, stored.directory, mode)
+    if loaded.module is None:
+        return ["there is no module"]
+    row.model = type(loaded.module).__name__
+    row.tensors, row.ties = len({id(one) for _, one in named_tensors(loaded.module)}), len(loaded.table.ties)
+    row.rebuilt = len(loaded.plan.rebuilt)
+    second = loaded.plan.sources.values() if stored.case.renamed else ()
+    if found := differences(loaded.module, stored.theirs, second):
+        return found
+    row.weights[check] = True
+    mine, wanted = (answers(module, stored.case.inputs()) for module in (loaded.module, stored.theirs))
+    if mine.keys() != wanted.keys():
+        return [f"the outputs are {', '.join(mine)}, not {', '.join(wanted)}"]
+    found = [f"output {name} differs" for name in wanted if not torch.equal(mine[name], wanted[name])]
+    row.outputs[check] = bool(wanted) and not found
+    return found if wanted else ["there are no outputs"]
 
 
 def own_names(model: Any) -> Tensors:
