@@ -92,7 +92,11 @@ def render(document: Document) -> str:
     """Return the description as text for people."""
     lines = _artifact_lines(document) if document["kind"] == "artifact" else _checkpoint_lines(document)
     problems = document["problems"]
-    ending = ["", f"{len(problems)} problem(s):", *(f"  - {problem}" for problem in problems)] if problems else []
+    ending = (
+        ["", f"{len(problems)} problem(s):", *(f"  - {problem}" for problem in map(printable, problems))]
+        if problems
+        else []
+    )
     return "\n".join([*lines, *ending])
 
 

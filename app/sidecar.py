@@ -36,6 +36,7 @@ from app.stages.bind_engine import BoundEngine
 from app.stages.prove_answers import ProvenModel
 from app.stages.rehearse_requests import Rehearsal
 from app.startup import Startup
+from app.weights import ResidentWeights
 
 # While libraries are imported on another thread, the event loop waits this long for the interpreter lock at most.
 STARTUP_SWITCH_INTERVAL_S = 0.001
@@ -118,7 +119,18 @@ class Sidecar:
             Check("shutdown", self.drain.why_not),
         )
 
+    def _weights_changed(self) -> str | None:
+        """Return that a file was changed whose mapped pages are the model, or None; a restart loads it anew."""
+        resident = self.startup.values.get(ResidentWeights)
+        if resident is None or not self.startup.finished:
+            return None
+        files = (resident.checkpoint.files[number] for number in resident.memory.maps)
+        return next((f"{told}: restart" for file in files if (told := file.changed_in_place())), None)
+
     def _stage_check(self, name: str) -> Check:
+        if name == "read-weights":
+            why_not = lambda: self.startup.view(name).reason or self._weights_changed()  # noqa: E731
+            return Check(name, why_not, lambda: self.startup.view(name).ratio)
         return Check(name, lambda: self.startup.view(name).reason, lambda: self.startup.view(name).ratio)
 
     def eta_s(self) -> float | None:

@@ -27,19 +27,23 @@ class CheckpointFile:
     size: int
     stamp: FileStamp
 
-    def changed(self) -> str | None:
-        """Say how the file differs from what it was when it was opened, or None.
+    def changed_in_place(self) -> str | None:
+        """Say that the content is not what it was when the file was opened, or None."""
+        changed = file_stamp(os.fstat(self.fd)) != self.stamp
+        return f"{self.path} was changed in place after it was opened" if changed else None
 
-        A file that was changed is not the one that was validated; where the path names another file by now, a set of
-        shards may be half old and half new.
+    def changed(self) -> str | None:
+        """Say how the file, or the file that its path names by now, differs from what was opened, or None.
+
+        Where a path names another file, a set of shards may be half old and half new.
         """
-        if file_stamp(os.fstat(self.fd)) != self.stamp:
-            return f"{self.path} changed while it was being loaded"
+        if told := self.changed_in_place():
+            return told
         try:
             replaced = file_stamp(self.path.stat()) != self.stamp
         except OSError as error:
-            return f"{self.path} went away while it was being loaded ({error.strerror})"
-        return f"{self.path} was replaced while it was being loaded" if replaced else None
+            return f"{self.path} went away after it was opened ({error.strerror})"
+        return f"{self.path} was replaced after it was opened" if replaced else None
 
 
 @dataclass(frozen=True, slots=True)

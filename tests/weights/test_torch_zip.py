@@ -516,8 +516,14 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no local header": (moved_header, "tensor w needs data/0, which is not where the archive's table says"),
     "a header elsewhere": (header_elsewhere, "tensor w needs data/0, which is not in the archive"),
-    "a directory": (lambda p: p.mkdir(), "cannot be read at byte 0: Is a directory; check the disk"),
 }
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo], ids=["a directory", "a pipe"])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    make(tmp_path / "x.bin")
+
+    assert problems(tmp_path) == (f"{tmp_path / 'x.bin'} is no regular file; put the checkpoint's file there",)
 
 
 @pytest.mark.parametrize(("write", "told"), FILES.values(), ids=FILES)

@@ -30,8 +30,7 @@ def rows() -> Iterator[dict[str, Row]]:
 )
 def stored(request: pytest.FixtureRequest, rows: dict[str, Row], tmp_path_factory: pytest.TempPathFactory) -> Stored:
     name, kind, sharded = request.param
-    rows[name].begin(kind, sharded)
-    return zoo.store(CASES[name], kind, sharded, tmp_path_factory.mktemp(name))
+    return zoo.store(CASES[name], kind, sharded, tmp_path_factory.mktemp(name), rows[name])
 
 
 @pytest.mark.parametrize("mode", zoo.MODES)
