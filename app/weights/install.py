@@ -90,9 +90,11 @@ def check_ties(table: ModelTable, checkpoint: Checkpoint, memory: Memory) -> Non
     for group in table.ties:
         entries = [checkpoint.tensors[name] for name in group if name in checkpoint.tensors]
         first = entries[0] if entries else None
-        if first and any(one.place != first.place and not _same(memory, first, one) for one in entries[1:]):
+        others = [one.name for one in entries if first and one.place != first.place and not _same(memory, first, one)]
+        if first and others:
             problems.append(
-                f"tied: {', '.join(e.name for e in entries)} are one tensor in the model, stored as different"
+                f"tied: {', '.join(others)} and {first.name} are one tensor in the model, but stored as different; "
+                f"let the factory build the module without that tie, or save the checkpoint of a tied one"
             )
     if problems:
         raise CheckpointError(f"{checkpoint.path} does not fit the model: {len(problems)} problem(s)", problems)

@@ -1,6 +1,7 @@
 """What the model wants against what the checkpoint holds: a complete plan, or one error with every difference."""
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -93,7 +94,8 @@ def plan_weights(table: ModelTable, checkpoint: Checkpoint, model: Model) -> Wei
         *_differences(wanted, sources, checkpoint, model.cast),
     ]
     if problems:
-        raise CheckpointError(f"{checkpoint.path} does not fit the model: {len(problems)} problem(s)", problems)
+        told = f"{checkpoint.path} does not fit the model: {len(problems)} problem(s)"
+        raise CheckpointError(told, [*_prefix_hint(missing, unexpected), *problems])
     waived = {"missing": (*missing, *lacking), "unexpected": tuple(unexpected)}
     return WeightsPlan(
         sources,
@@ -110,6 +112,23 @@ def _missing(tensor: ModelTensor, tied: tuple[str, ...]) -> str:
         f"missing: {tensor.name} {tensor.dtype}{list(tensor.shape)} is in the model, not in the checkpoint{also}; "
         f"is it the checkpoint of this architecture? (model.waive.missing accepts it)"
     )
+
+
+def _prefix_hint(missing: Sequence[str], unexpected: Sequence[str]) -> Iterator[str]:
+    """Say it where names differ by what stands in front: the factory builds a part of what was saved, or more of it."""
+    for longer, shorter, where in ((unexpected, frozenset(missing), "file"), (missing, frozenset(unexpected), "model")):
+        parts = (name.split(".") for name in longer)
+        fronts = Counter(
+            ".".join(part[:count])
+            for part in parts
+            for count in range(1, len(part))
+            if ".".join(part[count:]) in shorter
+        )
+        for front, count in fronts.most_common(1):
+            yield (
+                f"prefix: {front}. stands in front of {count} name(s) in the {where} that are the same without it; let "
+                f"the factory build the class whose checkpoint this is"
+            )
 
 
 def _no_state(name: str) -> str:

@@ -187,15 +187,13 @@ class _Reader:
         if code == errno.EINVAL:  # a kernel before 5.14: read what is there, then touch one byte a page
             self._touch(file, part)
         elif code:
+            _read_through(file, part)
             raise CheckpointError(
-                f"{file.path} cannot be read into memory at byte {part.offset}: {os.strerror(code)}; "
-                f"was it truncated, or is the disk failing?"
+                f"{file.path} cannot be mapped at byte {part.offset}: {os.strerror(code)}; set model.reading: read"
             )
 
     def _touch(self, file: CheckpointFile, part: Stretch) -> None:
-        scratch = memoryview(bytearray(SCRATCH))
-        for offset in range(part.offset, part.offset + part.nbytes, SCRATCH):
-            fill(file, scratch[: min(SCRATCH, part.offset + part.nbytes - offset)], offset)
+        _read_through(file, part)
         bytes(memoryview(self._memory.maps[part.file])[part.offset : part.offset + part.nbytes : mmap.PAGESIZE])
 
     def _converter(self) -> "Convert":
@@ -206,6 +204,13 @@ class _Reader:
 
                 self._convert = converter(self._memory)
             return self._convert
+
+
+def _read_through(file: CheckpointFile, part: Stretch) -> None:
+    """Read a stretch for its errors alone: those of a mapping say neither where nor why."""
+    scratch = memoryview(bytearray(SCRATCH))
+    for offset in range(part.offset, part.offset + part.nbytes, SCRATCH):
+        fill(file, scratch[: min(SCRATCH, part.offset + part.nbytes - offset)], offset)
 
 
 def fill(file: CheckpointFile, target: memoryview, offset: int) -> None:

@@ -28,7 +28,7 @@ class Faulty(mfusepy.Operations):  # type: ignore[misc]
     def getattr(self, path: str, info: Any = None) -> dict[str, Any]:
         del info
         try:
-            found = self._real(path).lstat()
+            found = self._real(path).stat()
         except OSError as error:
             raise mfusepy.FuseOSError(error.errno or errno.EIO) from None
         row = {name: getattr(found, name) for name in ("st_mode", "st_size", "st_nlink", "st_uid", "st_gid", "st_ino")}
@@ -36,7 +36,7 @@ class Faulty(mfusepy.Operations):  # type: ignore[misc]
 
     def readdir(self, path: str, info: Any) -> list[str]:
         del info
-        return [".", "..", *os.listdir(self._real(path))]
+        return [".", "..", *(entry.name for entry in self._real(path).iterdir())]
 
     def open(self, path: str, info: Any) -> int:
         info.fh = os.open(self._real(path), os.O_RDONLY)
@@ -61,4 +61,4 @@ class Faulty(mfusepy.Operations):  # type: ignore[misc]
 
 if __name__ == "__main__":
     mount, source, mode = sys.argv[1:]
-    mfusepy.FUSE(Faulty(Path(source), mode), mount, foreground=True, ro=True, raw_fi=True)
+    mfusepy.FUSE(Faulty(Path(source), mode), mount, foreground=True, ro=True, raw_fi=True, nothreads=True)

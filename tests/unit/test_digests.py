@@ -168,5 +168,7 @@ def test_a_file_that_is_no_link_to_a_digest_has_none(tmp_path: Path, target: str
 def test_a_copied_file_in_a_snapshot_has_none(tmp_path: Path) -> None:
     (tmp_path / ONE).write_bytes(b"1")
 
-    with pytest.raises(CheckpointError, match=r"no sha256 is known for one\.safetensors \(its link does not name one\)"):
+    with pytest.raises(
+        CheckpointError, match=r"no sha256 is known for one\.safetensors \(its link does not name one\)"
+    ):
         expected_digests("snapshot", checkpoint(tmp_path, ONE))

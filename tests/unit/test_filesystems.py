@@ -56,7 +56,8 @@ def test_a_path_with_bytes_beyond_ascii_is_found() -> None:
 def test_a_link_counts_where_it_leads(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "there")
-    rows = f"{ROOT}\n40 27 8:2 / {tmp_path.resolve()}/there rw - nfs4 x rw\n41 27 8:3 / {tmp_path.resolve()}/link rw - xfs x rw"
+    real = tmp_path.resolve()
+    rows = f"{ROOT}\n40 27 8:2 / {real}/there rw - nfs4 x rw\n41 27 8:3 / {real}/link rw - xfs x rw"
 
     assert file_system(tmp_path / "link" / "x", rows).type == "nfs4"
 

@@ -1,182 +1,302 @@
-"""Every byte of a checkpoint is read once and left in memory; a file that changes meanwhile is never loaded."""
+"""Every byte of a checkpoint is brought into memory once; a file that changes meanwhile is never loaded."""
 
+import errno
 import hashlib
+import mmap
 import os
-from collections.abc import Callable, Iterator
+import random
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
-from app.checkpoints import Checkpoint, CheckpointFile, file_stamp
+from app.checkpoints import Checkpoint, CheckpointFile, TensorEntry, file_stamp
+from app.dtypes import size_bytes
 from app.errors import CheckpointError
 from app.progress import Progress, Stopped
-from app.weights import ResidentWeights, reading
-from app.weights.reading import read_resident
+from app.weights import ResidentWeights, reading, segments
+from app.weights.layout import Mode, plan_layout
+from app.weights.memory import POPULATE_WRITE, Memory
+from app.weights.reading import planned_staging, read_resident
+from tests.unit.written import Tensors, filled, noise, written
 
-CHUNK, STEP = 1 << 14, 1 << 12
-# Neither a whole number of chunks nor of steps nor of pages.
-SIZES = (3 * CHUNK + STEP + 77, 5, CHUNK)
+MODES: tuple[Mode, ...] = ("map", "read")
+PAGE = mmap.PAGESIZE
+MAPPED_STEP, READ_STEP, CALL, SCRATCH = 1 << 14, 1 << 13, 1 << 12, 1 << 12
+STAGING = 4 * SCRATCH
+
+# Neither a whole number of steps nor of pages, many small ones, and some at odd addresses.
+SHARDS: tuple[Tensors, ...] = (
+    {"scalar": filled("F64"), "large": filled("F32", 3 * MAPPED_STEP // 4 + 19), "empty": filled("F32", 0, 3)},
+    {f"small.{number}": filled("BF16", number % 40 + 1, salt=number) for number in range(300)},
+    {"odd": filled("U8", 3), "after": filled("I64", 900), "flags": filled("BOOL", 7), "last": filled("I32", 11, 13)},
+)
+TENSORS = {name: tensor for shard in SHARDS for name, tensor in shard.items()}
+BYTES = sum(len(data) for _, _, data in TENSORS.values())
 
 
 @pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "CHUNK", CHUNK)
-    monkeypatch.setattr(reading, "STEP", STEP)
-
-
-def content(size: int, salt: int = 0) -> bytes:
-    return (hashlib.sha256(bytes([salt])).digest() * (size // 32 + 1))[:size]
-
-
-def opened(directory: Path, *contents: bytes) -> Checkpoint:
-    files = []
-    for number, data in enumerate(contents):
-        path = directory / f"{number}.bin"
-        path.write_bytes(data)
-        fd = os.open(path, os.O_RDONLY)
-        status = os.fstat(fd)
-        files.append(CheckpointFile(path, fd, status.st_size, file_stamp(status)))
-    return Checkpoint(directory, "safetensors", tuple(files), {}, None)
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "MAPPED_STEP", MAPPED_STEP)
+    monkeypatch.setattr(segments, "READ_STEP", READ_STEP)
+    monkeypatch.setattr(reading, "CALL", CALL)
+    monkeypatch.setattr(reading, "SCRATCH", SCRATCH)
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Iterator[Checkpoint]:
-    made = opened(tmp_path, *(content(size, salt) for salt, size in enumerate(SIZES)))
+    made = written(tmp_path / "model", *SHARDS)
     yield made
     made.close()
 
 
-def read(checkpoint: Checkpoint, threads: int = 2) -> ResidentWeights:
-    return read_resident(checkpoint, Progress(), threads)
+def read(
+    checkpoint: Checkpoint,
+    mode: Mode,
+    progress: Progress | None = None,
+    digests: Mapping[str, str] | None = None,
+    staging: int = STAGING,
+) -> ResidentWeights:
+    layout = plan_layout(checkpoint, mode, "", None)
+    return read_resident(checkpoint, layout, progress or Progress(), staging, digests or {})
 
 
-def digest_of(directory: Path, *contents: bytes, threads: int = 2) -> str:
-    directory.mkdir()
-    made = opened(directory, *contents)
-    found = read(made, threads).digest
-    made.close()
+def digests_of(checkpoint: Checkpoint) -> dict[str, str]:
+    return {file.path.name: hashlib.sha256(file.path.read_bytes()).hexdigest() for file in checkpoint.files}
+
+
+def held(checkpoint: Checkpoint, memory: Memory) -> dict[str, bytes]:
+    """Return the bytes of every tensor as they are in memory."""
+    found = {}
+    for name, entry in checkpoint.tensors.items():
+        if entry.nbytes:
+            data, place = memory.find(entry)
+            found[name] = bytes(memoryview(data)[place.offset : place.offset + entry.nbytes])
     return found
 
 
-def test_the_maps_hold_every_byte_of_every_file(checkpoint: Checkpoint) -> None:
-    resident = read(checkpoint)
-
-    assert [bytes(one) for one in resident.maps] == [content(size, salt) for salt, size in enumerate(SIZES)]
-    assert (resident.bytes_read, resident.mode, resident.checkpoint) == (sum(SIZES), "map", checkpoint)
+WITH_BYTES = {name: data for name, (_, _, data) in TENSORS.items() if data}
 
 
-def test_the_maps_outlive_the_open_files(tmp_path: Path) -> None:
-    made = opened(tmp_path, content(100))
-    resident = read(made)
-    made.close()
-
-    assert bytes(resident.maps[0]) == content(100)
-
-
-def test_the_maps_cannot_be_written(checkpoint: Checkpoint) -> None:
-    with pytest.raises(TypeError, match=r"read-only|readonly"):
-        read(checkpoint).maps[0][0] = 1
-
-
-def test_the_digest_is_that_of_the_digests_of_all_chunks_in_order(checkpoint: Checkpoint) -> None:
-    parts = [
-        hashlib.sha256(content(size, salt)[offset : offset + CHUNK]).digest()
-        for salt, size in enumerate(SIZES)
-        for offset in range(0, size, CHUNK)
-    ]
-
-    assert read(checkpoint).digest == hashlib.sha256(b"".join(parts)).hexdigest()
-
-
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_equal_bytes_have_the_same_digest_elsewhere_and_with_any_number_of_threads(
-    tmp_path: Path, threads: int
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("verify", [False, True], ids=["plain", "verified"])
+@pytest.mark.parametrize("staging", [SCRATCH, STAGING, 64 * SCRATCH])
+def test_every_byte_of_every_tensor_is_in_memory(
+    checkpoint: Checkpoint, mode: Mode, verify: bool, staging: int
 ) -> None:
-    one, two = content(SIZES[0], 1), content(SIZES[1], 2)
+    digests = digests_of(checkpoint) if verify else {}
 
-    assert digest_of(tmp_path / "a", one, two, threads=threads) == digest_of(tmp_path / "b", one, two, threads=1)
+    resident = read(checkpoint, mode, digests=digests, staging=staging)
 
-
-@pytest.mark.parametrize(
-    ("file", "byte"),
-    [(0, 0), (0, STEP - 1), (0, STEP), (0, CHUNK), (0, SIZES[0] - 1), (1, 4), (2, CHUNK - 1)],
-)
-def test_one_flipped_bit_anywhere_gives_another_digest(tmp_path: Path, file: int, byte: int) -> None:
-    before = [content(size, salt) for salt, size in enumerate(SIZES)]
-    after = [bytearray(data) for data in before]
-    after[file][byte] ^= 1
-
-    assert digest_of(tmp_path / "a", *before) != digest_of(tmp_path / "b", *(bytes(data) for data in after))
+    assert held(checkpoint, resident.memory) == WITH_BYTES
+    assert (resident.checkpoint, resident.verified) == (checkpoint, digests)
+    assert resident.seconds > 0
 
 
-def test_the_order_of_the_files_is_part_of_the_digest(tmp_path: Path) -> None:
-    one, two = content(CHUNK, 1), content(CHUNK, 2)
+@pytest.mark.parametrize("verify", [False, True], ids=["plain", "verified"])
+@pytest.mark.parametrize("seed", range(12))
+def test_views_holes_and_odd_addresses_of_any_arrangement_are_read_right(
+    tmp_path: Path, seed: int, verify: bool
+) -> None:
+    """Several names of one storage, as torch's own format has them: they overlap, and not every byte is a tensor's."""
+    generator = random.Random(seed)
+    files, entries = [], {}
+    for number in range(2):
+        path = tmp_path / f"{number}.bin"
+        path.write_bytes(noise(generator.randint(1, 120_000), seed * 2 + number))
+        fd = os.open(path, os.O_RDONLY)
+        files.append(CheckpointFile(path, fd, path.stat().st_size, file_stamp(os.fstat(fd))))
+        for count in range(generator.randint(0, 30)):
+            dtype = generator.choice(["U8", "BF16", "F32", "C128"])
+            item = size_bytes(dtype, ())
+            offset = generator.randrange(files[number].size)
+            size = generator.randint(0, min(20_000, files[number].size - offset) // item)
+            name = f"{number}.{count}"
+            entries[name] = TensorEntry(name, dtype, (size,), number, offset, size * item)
+    checkpoint = Checkpoint(tmp_path, "raw", tuple(files), entries)
+    wanted = {
+        name: files[entry.file].path.read_bytes()[entry.offset : entry.offset + entry.nbytes]
+        for name, entry in entries.items()
+        if entry.nbytes
+    }
 
-    assert digest_of(tmp_path / "a", one, two) != digest_of(tmp_path / "b", two, one)
+    for mode in MODES:
+        progress = Progress()
+        resident = read(checkpoint, mode, progress, digests_of(checkpoint) if verify else {})
+        assert held(checkpoint, resident.memory) == wanted
+        assert progress.done == progress.total == resident.bytes_read
+    checkpoint.close()
 
 
-def test_progress_counts_every_byte(checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_a_checkpoint_without_tensors_is_read_at_once(tmp_path: Path, mode: Mode) -> None:
+    checkpoint = written(tmp_path, {})
+
+    resident = read(checkpoint, mode, digests=digests_of(checkpoint))
+    checkpoint.close()
+
+    assert (resident.bytes_read, resident.resident_bytes, resident.copied_bytes) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("verify", [False, True], ids=["plain", "verified"])
+def test_progress_counts_what_was_planned_and_ends_at_its_total(
+    checkpoint: Checkpoint, mode: Mode, verify: bool
+) -> None:
     progress = Progress()
 
-    read_resident(checkpoint, progress, 2)
+    resident = read(checkpoint, mode, progress, digests_of(checkpoint) if verify else {})
 
-    assert (progress.done, progress.total, progress.unit, progress.ratio) == (sum(SIZES), sum(SIZES), "bytes", 1.0)
-
-
-def test_after_reading_every_page_is_in_memory(checkpoint: Checkpoint) -> None:
-    pages = sum(-(-size // os.sysconf("SC_PAGESIZE")) for size in SIZES)
-
-    assert read(checkpoint).mapped_bytes == pages * os.sysconf("SC_PAGESIZE")
+    assert (progress.unit, progress.ratio) == ("bytes", 1.0)
+    assert progress.done == progress.total == resident.bytes_read
+    assert resident.bytes_read >= BYTES
+    assert resident.bytes_read == sum(part.nbytes for part in segments.segments(resident.memory.layout, 0))
 
 
-def test_files_that_were_just_written_are_found_in_the_file_cache(checkpoint: Checkpoint) -> None:
-    assert read(checkpoint).file_cache == "warm"
+@pytest.mark.parametrize("mode", MODES)
+def test_after_reading_every_page_of_the_weights_is_resident(checkpoint: Checkpoint, mode: Mode) -> None:
+    resident = read(checkpoint, mode)
+    pages = sum(-(-file.size // PAGE) * PAGE for file in checkpoint.files)
+    slab = resident.memory.layout.slab_bytes
+
+    assert resident.resident_bytes == (pages if mode == "map" else 0)
+    assert -(-slab // PAGE) * PAGE == resident.copied_bytes
+    assert (slab > BYTES) is (mode == "read")
 
 
-def test_a_checkpoint_without_files_is_read_at_once() -> None:
-    resident = read(Checkpoint(Path("/models/none"), "safetensors", (), {}, None))
+@pytest.mark.parametrize("mode", MODES)
+def test_the_memory_outlives_the_open_files(checkpoint: Checkpoint, tmp_path: Path, mode: Mode) -> None:
+    again = written(tmp_path / "again", *SHARDS)
+    resident = read(again, mode)
+    again.close()
 
-    assert (resident.maps, resident.bytes_read, resident.digest) == ((), 0, hashlib.sha256(b"").hexdigest())
+    assert held(again, resident.memory) == WITH_BYTES
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_another_process_maps_the_same_memory_for_reading_only(checkpoint: Checkpoint, mode: Mode) -> None:
+    resident = read(checkpoint, mode)
+    layout = plan_layout(checkpoint, mode, "elsewhere", None)
+
+    memory = Memory.reserve(checkpoint, layout, resident.memory.slab_fd)
+    memory.populate(checkpoint)
+
+    assert held(checkpoint, memory) == WITH_BYTES
+    for one in (*memory.maps.values(), *([memory.slab] if memory.slab else [])):
+        with pytest.raises(TypeError, match=r"read-only|readonly|modify"):
+            one[0] = 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("verify", [False, True], ids=["plain", "verified"])
+@pytest.mark.parametrize("staging", [SCRATCH, 2 * SCRATCH + 1, 100 * SCRATCH])
+def test_scratch_memory_is_what_was_planned_and_within_its_bound(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, mode: Mode, verify: bool, staging: int
+) -> None:
+    taken: list[int] = []
+
+    class Counting(mmap.mmap):
+        def __new__(cls, fileno: int, length: int, **options: int) -> "Counting":
+            if fileno == -1:
+                taken.append(length)
+            return super().__new__(cls, fileno, length, **options)
+
+    monkeypatch.setattr(mmap, "mmap", Counting)
+
+    resident = read(checkpoint, mode, digests=digests_of(checkpoint) if verify else {}, staging=staging)
+
+    assert sum(taken) <= resident.staging_bytes <= staging
+    assert resident.staging_bytes == planned_staging(resident.memory.layout, staging, verify)
+    assert bool(taken) is verify
+
+
+def test_no_file_is_opened_that_stays_open(checkpoint: Checkpoint) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+
+    resident = read(checkpoint, "map")
+
+    # Each mapping keeps its file, and so does the slab beside its own.
+    assert len(list(Path("/proc/self/fd").iterdir())) - before == len(resident.memory.maps) + 2
 
 
 class Meddling(Progress):
-    """Does something to the files once they are mapped, before the first byte is read."""
+    """Does something to the files once they are mapped and before the first byte is read, or when all are read."""
 
-    def __init__(self, meddle: Callable[[], object]) -> None:
+    def __init__(self, meddle: Callable[[], object], last: bool = False) -> None:
         super().__init__()
-        self._meddle = meddle
+        self._meddle, self._last = meddle, last
 
     def expect(self, total: int, unit: str) -> None:
         super().expect(total, unit)
-        self._meddle()
+        if not self._last:
+            self._meddle()
+
+    def advance(self, count: int = 1) -> None:
+        super().advance(count)
+        if self._last and self.done == self.total:
+            self._meddle()
 
 
-@pytest.mark.parametrize("left", [0, 100, STEP, 2 * CHUNK + 1, SIZES[0] - 1])
-def test_a_file_that_is_truncated_while_it_is_read_is_refused_with_its_name_and_where_it_ends(
-    checkpoint: Checkpoint, left: int
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("verify", ["plain", "verify"])
+def test_a_file_that_is_truncated_while_it_is_read_is_an_error_and_no_signal(
+    tmp_path: Path, mode: Mode, verify: str
+) -> None:
+    command = [sys.executable, "-m", "tests.unit.truncated", mode, verify, str(tmp_path)]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+    assert (done.returncode, done.stderr[-2000:]) == (0, "")
+    assert set(done.stdout.split()) == {"refused"}
+    assert len(done.stdout.split()) == 24
+
+
+@pytest.mark.parametrize(
+    ("mode", "left", "message"),
+    [
+        (
+            "map",
+            0,
+            "cannot be read into memory at byte {first}: Bad address; was it truncated, or is the disk failing?",
+        ),
+        ("map", -1, "was changed in place after it was opened; publish checkpoints by renaming a complete directory"),
+        (
+            "read",
+            100,
+            "ends at byte {first}, it had {size} bytes when it was opened; it was truncated while it was being ",
+        ),
+        ("read", 20_000, "ends at byte 20000, it had {size} bytes when it was opened; it was truncated while it was "),
+        ("read", -1, "ends at byte {last}, it had {size} bytes when it was opened; it was truncated while it was "),
+    ],
+)
+def test_a_truncated_file_is_told_with_its_name_and_the_byte(
+    checkpoint: Checkpoint, mode: Mode, left: int, message: str
 ) -> None:
     file = checkpoint.files[0]
+    first = min(entry.offset for entry in checkpoint.tensors.values() if entry.file == 0)
+    meddle = Meddling(lambda: os.truncate(file.path, left % file.size))
 
     with pytest.raises(CheckpointError) as caught:
-        read_resident(checkpoint, Meddling(lambda: os.truncate(file.path, left)), 1)
+        read(checkpoint, mode, meddle, staging=SCRATCH)
 
-    assert str(caught.value) == (
-        f"{file.path} ends at byte {left}, it had {SIZES[0]} bytes when it was opened; it was truncated while it was "
-        f"being loaded: publish checkpoints by renaming a complete directory"
-    )
+    told = message.format(first=first, size=file.size, last=file.size - 1)
+    assert str(caught.value).startswith(f"{file.path} {told}")
 
 
-@pytest.mark.parametrize("left", [0, 100, SIZES[0] - 1])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("left", [0, 100, -1])
 def test_a_file_that_was_truncated_between_opening_and_reading_is_refused_by_its_name(
-    checkpoint: Checkpoint, left: int
+    checkpoint: Checkpoint, mode: Mode, left: int
 ) -> None:
     file = checkpoint.files[0]
-    os.truncate(file.path, left)
+    os.truncate(file.path, left % file.size)
 
-    with pytest.raises(CheckpointError) as caught:
-        read(checkpoint)
-
-    assert str(file.path) in str(caught.value)
+    with pytest.raises(CheckpointError, match=str(file.path)):
+        read(checkpoint, mode)
 
 
 def grow(path: Path) -> None:
@@ -185,8 +305,8 @@ def grow(path: Path) -> None:
 
 
 def rewrite(path: Path) -> None:
-    data = path.read_bytes()
-    path.write_bytes(bytes(len(data)))
+    with path.open("r+b") as file:
+        file.write(bytes(8))
     os.utime(path, ns=(1, 1))
 
 
@@ -194,37 +314,251 @@ def touch(path: Path) -> None:
     os.utime(path, ns=(2, 2))
 
 
-@pytest.mark.parametrize("change", [grow, rewrite, touch])
-@pytest.mark.parametrize("meanwhile", [False, True], ids=["before reading", "while reading"])
-def test_a_file_that_was_changed_in_place_after_it_was_opened_is_refused(
-    checkpoint: Checkpoint, meanwhile: bool, change: Callable[[Path], None]
+def replace(path: Path) -> None:
+    path.with_suffix(".new").write_bytes(path.read_bytes())
+    path.with_suffix(".new").rename(path)
+
+
+def link_elsewhere(path: Path) -> None:
+    path.with_suffix(".new").write_bytes(path.read_bytes())
+    path.unlink()
+    path.symlink_to(path.with_suffix(".new"))
+
+
+WAYS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "grown": (grow, "was changed in place after it was opened"),
+    "overwritten in place": (rewrite, "was changed in place after it was opened"),
+    "touched": (touch, "was changed in place after it was opened"),
+    "replaced by renaming": (replace, "was replaced after it was opened"),
+    "replaced by a link": (link_elsewhere, "was replaced after it was opened"),
+    "removed": (Path.unlink, "went away after it was opened (No such file or directory)"),
+}
+
+
+@pytest.mark.parametrize(("change", "told"), WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("when", ["before reading", "while reading", "after the last byte"])
+def test_a_file_that_is_not_what_was_opened_any_more_is_refused(
+    checkpoint: Checkpoint, when: str, mode: Mode, change: Callable[[Path], None], told: str
 ) -> None:
-    file = checkpoint.files[1]
-    if not meanwhile:
-        change(file.path)
+    path = checkpoint.files[1].path
+    if when == "before reading":
+        change(path)
+    progress = Progress() if when == "before reading" else Meddling(lambda: change(path), when.startswith("after"))
 
     with pytest.raises(CheckpointError) as caught:
-        read_resident(checkpoint, Meddling(lambda: change(file.path)) if meanwhile else Progress(), 2)
+        read(checkpoint, mode, progress)
+
+    assert str(caught.value) == f"{path} {told}; publish checkpoints by renaming a complete directory, then restart"
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("number", range(3))
+def test_a_file_with_another_sha256_is_refused_with_both(checkpoint: Checkpoint, mode: Mode, number: int) -> None:
+    path = checkpoint.files[number].path
+    digests = digests_of(checkpoint)
+    found, digests[path.name] = digests[path.name], "0" * 64
+
+    with pytest.raises(CheckpointError) as caught:
+        read(checkpoint, mode, digests=digests)
 
     assert str(caught.value) == (
-        f"{file.path} changed while it was being loaded; publish checkpoints by renaming a complete directory"
+        f"{path} has sha256 {found}, model.sha256 says {'0' * 64}; it is damaged or another file: download it again, "
+        f"or correct the list"
     )
 
 
-def test_a_checkpoint_that_was_published_anew_by_renaming_is_still_the_one_that_was_opened(
-    tmp_path: Path, checkpoint: Checkpoint
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("byte", [0, 20, 5000, -1])
+def test_one_flipped_bit_anywhere_in_a_file_is_found_by_its_sha256(
+    checkpoint: Checkpoint, tmp_path: Path, mode: Mode, byte: int
 ) -> None:
-    (tmp_path / "new").write_bytes(content(SIZES[0], 9))
-    (tmp_path / "new").rename(checkpoint.files[0].path)
+    data = bytearray(checkpoint.files[0].path.read_bytes())
+    data[byte] ^= 1
+    digests = {**digests_of(checkpoint), checkpoint.files[0].path.name: hashlib.sha256(data).hexdigest()}
 
-    assert bytes(read(checkpoint).maps[0]) == content(SIZES[0], 0)
+    with pytest.raises(CheckpointError, match=r"model\.sha256 says"):
+        read(checkpoint, mode, digests=digests)
 
 
-def test_a_stopped_start_up_stops_reading(checkpoint: Checkpoint) -> None:
+@pytest.mark.parametrize("verify", [False, True], ids=["plain", "verified"])
+def test_a_page_that_cannot_be_brought_into_memory_is_told_with_file_and_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify: bool
+) -> None:
+    plain = written(tmp_path, SHARDS[0])
+    monkeypatch.setattr(reading, "populate", lambda *_: errno.EIO)
+
+    with pytest.raises(CheckpointError) as caught:
+        read(plain, "map", digests=digests_of(plain) if verify else {}, staging=SCRATCH)
+    plain.close()
+
+    offset = min(entry.offset for entry in plain.tensors.values())
+    assert str(caught.value) == (
+        f"{plain.files[0].path} cannot be read into memory at byte {offset}: Input/output error; "
+        f"was it truncated, or is the disk failing?"
+    )
+
+
+def test_memory_that_is_not_to_be_had_is_told(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "populate", lambda *_: errno.ENOMEM)
+
+    with pytest.raises(CheckpointError, match=r"no memory for \d+ bytes of weights: Cannot allocate memory; raise the"):
+        read(checkpoint, "read")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("verify", [False, True], ids=["plain", "verified"])
+def test_a_kernel_that_cannot_populate_reads_the_same(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, mode: Mode, verify: bool
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(reading, "populate", lambda _, __, advice: asked.append(advice) or errno.EINVAL)
+
+    resident = read(checkpoint, mode, digests=digests_of(checkpoint) if verify else {})
+
+    assert held(checkpoint, resident.memory) == WITH_BYTES
+    assert asked or (mode, verify) == ("read", True)
+
+
+def test_a_kernel_that_cannot_populate_has_every_page_resident_all_the_same(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "populate", lambda *_: errno.EINVAL)
+
+    resident = read(checkpoint, "map")
+
+    assert resident.resident_bytes == sum(-(-file.size // PAGE) * PAGE for file in checkpoint.files)
+
+
+def test_on_a_kernel_that_cannot_populate_a_truncated_file_is_found_by_reading_it(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "populate", lambda *_: errno.EINVAL)
+    file = checkpoint.files[0]
+
+    with pytest.raises(CheckpointError, match=rf"{file.path} ends at byte 20000,"):
+        read(checkpoint, "map", Meddling(lambda: os.truncate(file.path, 20_000)), staging=SCRATCH)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_server_that_gives_less_than_was_asked_for_is_asked_again(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, mode: Mode
+) -> None:
+    real = os.preadv
+
+    def short(fd: int, buffers: list[memoryview], offset: int, flags: int = 0) -> int:
+        return real(fd, [buffers[0][: max(1, len(buffers[0]) // 3)]], offset, flags)
+
+    monkeypatch.setattr(os, "preadv", short)
+
+    resident = read(checkpoint, mode, digests=digests_of(checkpoint))
+
+    assert held(checkpoint, resident.memory) == WITH_BYTES
+
+
+def test_a_disk_that_fails_is_told_with_file_and_byte(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, file = os.preadv, checkpoint.files[0]
+
+    def failing(fd: int, buffers: list[memoryview], offset: int, flags: int = 0) -> int:
+        if fd == file.fd and offset >= 10_000:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(fd, [buffers[0][:500]], offset, flags)
+
+    monkeypatch.setattr(os, "preadv", failing)
+
+    with pytest.raises(CheckpointError) as caught:
+        read(checkpoint, "read", staging=SCRATCH)
+
+    told = re.fullmatch(
+        rf"{file.path} cannot be read at byte (\d+): Input/output error; check the disk or its server",
+        str(caught.value),
+    )
+    assert told is not None
+    assert 10_000 <= int(told[1]) < 10_500
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_stopped_start_up_stops_reading(checkpoint: Checkpoint, mode: Mode) -> None:
     progress = Progress()
     progress.stop()
 
     with pytest.raises(Stopped):
-        read_resident(checkpoint, progress, 2)
+        read(checkpoint, mode, progress)
 
     assert progress.done == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("verify", [False, True], ids=["plain", "verified"])
+def test_a_start_up_that_is_stopped_while_it_reads_ends_soon(checkpoint: Checkpoint, mode: Mode, verify: bool) -> None:
+    progress = Meddling(lambda: None)
+    progress.advance = lambda count=1: (Progress.advance(progress, count), progress.stop())[0]  # type: ignore[method-assign]
+
+    with pytest.raises(Stopped):
+        read(checkpoint, mode, progress, digests_of(checkpoint) if verify else {})
+
+    assert 0 < progress.done <= 4 * MAPPED_STEP
+
+
+class Failing(Progress):
+    """Fails at one piece of work and counts those that are begun."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.begun, self.threads = 0, set()
+        self._at, self._guard = at, threading.Lock()
+
+    def check(self) -> None:
+        with self._guard:
+            self.begun += 1
+            self.threads.add(threading.get_ident())
+            if self.begun == self._at:
+                raise RuntimeError("this piece")
+
+
+def test_the_first_failure_ends_all_threads_at_their_next_piece(tmp_path: Path) -> None:
+    checkpoint = written(tmp_path, {f"t{number}": filled("U8", READ_STEP, salt=number) for number in range(100)})
+    progress = Failing(at=9)
+
+    with pytest.raises(RuntimeError, match="this piece"):
+        read(checkpoint, "read", progress)
+    checkpoint.close()
+
+    # Each piece is checked as it begins and as each of its two calls returns.
+    assert progress.begun < 9 + 4 * 4
+    assert len(progress.threads) <= 4
+
+
+def test_work_is_done_by_as_many_threads_as_the_scratch_memory_allows(tmp_path: Path) -> None:
+    checkpoint = written(tmp_path, {f"t{number}": filled("U8", READ_STEP, salt=number) for number in range(100)})
+    used = {}
+    for staging in (SCRATCH, 3 * SCRATCH, 1000 * SCRATCH):
+        progress = Failing(at=-1)
+        read(checkpoint, "read", progress, staging=staging)
+        used[staging // SCRATCH] = len(progress.threads)
+    checkpoint.close()
+
+    assert used[1] == 1
+    assert used[3] <= 3
+    assert used[1000] <= 4
+
+
+def test_pages_of_the_slab_are_faulted_in_before_they_are_filled(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, ranges = reading.populate, []
+    monkeypatch.setattr(reading, "populate", lambda *given: (ranges.append(given), real(*given))[1])
+
+    resident = read(checkpoint, "read")
+
+    assert {advice for _, _, advice in ranges} == {POPULATE_WRITE}
+    assert sum(length for _, length, _ in ranges) >= BYTES
+    assert sum(length for _, length, _ in ranges) <= resident.memory.layout.slab_bytes
+
+
+def test_files_that_were_just_written_are_found_in_the_file_cache(checkpoint: Checkpoint) -> None:
+    assert read(checkpoint, "map").file_cache == "warm"
+
+
+def test_both_ways_of_reading_give_the_same_fingerprint(checkpoint: Checkpoint) -> None:
+    assert read(checkpoint, "map").fingerprint == read(checkpoint, "read").fingerprint

@@ -121,7 +121,9 @@ def test_a_tensor_in_pieces_is_cut_within_each_piece(shape: tuple[int, ...], ite
     tensor = np.arange(prod(shape), dtype=np.int64).reshape(shape)
     files = [tensor[tuple(slice(b, b + s) for b, s in zip(start, size, strict=True))].ravel() for start, size in boxes]
     pieces = tuple(Piece(number, 640, start, size) for number, (start, size) in enumerate(boxes))
-    entry = TensorEntry("t", {1: "U8", 2: "F16", 4: "F32", 8: "F64"}[item], shape, 0, 0, item * prod(shape), None, pieces)
+    entry = TensorEntry(
+        "t", {1: "U8", 2: "F16", 4: "F32", 8: "F64"}[item], shape, 0, 0, item * prod(shape), None, pieces
+    )
     made = np.full(shape, -1)
 
     for part in segments(layout(conversions=(Conversion(entry, Place(0, entry.dtype)),)), limit):

@@ -12,11 +12,12 @@ from app.errors import CheckpointError
 from app.weights import LoadedModel
 from app.weights.layout import Mode
 from app.weights.skeleton import describe
-from tests.weights import zoo
+from tests.weights import zoo, zoo_timm
 from tests.weights.zoo import CASES, Kind, Recipe, Row, Stored
 
 FACTORY = "tests.weights.zoo:build"
 TABLE = Path(__file__).resolve().parents[2] / ".cache/zoo.md"
+README = Path(__file__).resolve().parents[2] / "README.md"
 
 
 @pytest.fixture(scope="session")
@@ -92,17 +93,20 @@ def names(module: nn.Module) -> set[str]:
 @pytest.mark.parametrize("kind", zoo.KINDS)
 def test_a_model_that_ties_what_its_files_keep_apart_is_refused_with_both_names(kind: Kind, tmp_path: Path) -> None:
     (problem,) = refused("t5_untied", "tied_t5", tmp_path, kind)
-    assert problem.startswith("tied: ")
-    assert "lm_head.weight" in problem
-    assert "shared.weight" in problem
-    assert problem.endswith(" are one tensor in the model, stored as different")
+    assert problem.startswith(
+        "tied: lm_head.weight and shared.weight are one tensor in the model, but stored as differ"
+    )
 
 
 def test_a_model_without_the_head_that_its_file_has_is_refused_with_every_name(tmp_path: Path) -> None:
     found = by_kind(refused("bert", "bare_bert", tmp_path))
     # The file names the second half of each tie once: the library writes the first name only.
     tied = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
-    assert found == {"missing": names(bare_bert("bert")), "unexpected": names(CASES["bert"].build()) - tied}
+    assert found == {
+        "prefix": {"bert."},
+        "missing": names(bare_bert("bert")),
+        "unexpected": names(CASES["bert"].build()) - tied,
+    }
 
 
 def test_names_that_the_library_changes_on_its_way_to_the_file_are_refused_until_the_factory_has_them(
@@ -182,3 +186,11 @@ def test_the_table_tells_what_passed_from_what_failed_and_from_what_was_not_run(
     assert set(rule) == set("| -")
     assert line == "| BERT | `BertModel` | 7 | 1 | 2 | yes | failed | not run | not run | failed | failed |"
     assert len(set(zoo.row_names())) == len(CASES)
+
+
+def test_the_readme_quotes_what_this_run_has_found(rows: dict[str, Row]) -> None:
+    quoted = README.read_text().partition("<!-- zoo -->")[2].partition("<!-- /zoo -->")[0].splitlines()
+    titles = {line.split(" | ")[0].removeprefix("| ") for line in quoted}
+    assert titles >= {*zoo.row_names(), *zoo.row_names(zoo_timm.CASES)}
+    found = [line for line in zoo.table(rows.values()).splitlines() if "not run" not in line]
+    assert [line for line in found if line not in quoted] == []
