@@ -3,7 +3,6 @@
 A process of its own for each figure, so that none inherits another's memory: `python -m benchmarks.loading NAME DIR`.
 """
 
-import ctypes
 import gc
 import json
 import mmap
@@ -242,5 +241,4 @@ FIGURES: dict[str, Callable[[Path], dict[str, Any]]] = {
 }
 
 if __name__ == "__main__":
-    ctypes.CDLL(None)
     print(json.dumps(FIGURES[sys.argv[1]](Path(sys.argv[2]))))

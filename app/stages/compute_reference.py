@@ -42,7 +42,8 @@ def compute_reference(
 
 def from_child(settings: Settings, resident: ResidentWeights, threads: int, progress: Progress) -> golden.Golden:
     """Run the module in a child process on the sample inputs of every bucket; it maps the weights that are here."""
-    memory = child.Resident(resident.memory.layout.mode, resident.memory.slab_fd)
+    slab = resident.memory.slab_file
+    memory = child.Resident(resident.memory.layout.mode, None if slab is None else slab.fileno())
     try:
         with tempfile.TemporaryDirectory(prefix="warmgate-") as temporary:
             child.run("reference", settings, Path(temporary), threads, progress, memory)

@@ -1,0 +1,183 @@
+"""A start that cannot fit is refused before anything large is done, with what is needed, what there is, what to do."""
+
+import importlib
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.checkpoints import Checkpoint
+from app.errors import CheckpointError, ResourceError
+from app.ledger import Books, Row
+from app.progress import Progress
+from app.settings import Settings
+from app.stages.preflight import Preflight, preflight
+from app.weights.layout import plan_layout
+from tests.unit.written import filled, written
+
+MIB = 1 << 20
+MODULE = importlib.import_module("app.stages.preflight")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Iterator[Checkpoint]:
+    made = written(tmp_path / "model", {"a": filled("F32", 5 * MIB // 4), "n": filled("I64", 10)})
+    yield made
+    made.close()
+
+
+def run(checkpoint: Checkpoint, memory: dict[str, Any] | None = None, **model: Any) -> tuple[Preflight, str]:
+    settings = Settings(
+        model={"name": "tiny", "factory": "a:b", "checkpoint": checkpoint.path, "reading": "map", **model},
+        inputs=[{"name": "x", "datatype": "FP32", "shape": [1]}],
+        outputs=[{"name": "y", "datatype": "FP32", "shape": [1]}],
+        memory=memory or {},
+    )
+    progress = Progress()
+    return preflight.run(settings, checkpoint, progress), progress.detail
+
+
+Machine = Callable[..., None]
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Let the kernel's books say that a machine or a group has so much memory, and so much in use."""
+
+    def pretend(total: int, used: int, group: tuple[int, int] | None = None) -> None:
+        root = tmp_path / "books"
+        (root / "proc/self").mkdir(parents=True)
+        (root / "sys/fs/cgroup/pod").mkdir(parents=True)
+        (root / "proc/meminfo").write_text(f"MemTotal: {total // 1024} kB\nMemAvailable: {(total - used) // 1024} kB\n")
+        if group:
+            (root / "proc/self/cgroup").write_text("0::/pod\n")
+            (root / "sys/fs/cgroup/pod/memory.max").write_text(f"{group[0]}\n")
+            (root / "sys/fs/cgroup/pod/memory.stat").write_text(f"anon {group[1]}\nshmem 0\n")
+        monkeypatch.setattr(MODULE, "Books", lambda: Books(root))
+
+    return pretend
+
+
+def test_weights_that_fit_are_planned_and_told(checkpoint: Checkpoint, machine: Machine) -> None:
+    machine(1000 * MIB, 400 * MIB)
+
+    plan, told = run(checkpoint)
+
+    assert plan == Preflight(plan_layout(checkpoint, "map", "model.reading is map", None), False, {}, 0)
+    assert told == "map: model.reading is map; 5.2 MB of weights, 629.1 MB free of 1.0 GB"
+
+
+def test_the_real_machine_has_room_for_a_small_model(checkpoint: Checkpoint) -> None:
+    assert run(checkpoint)[0].staging_bytes == 0
+
+
+LARGE = 5 * MIB + 80
+
+
+@pytest.mark.parametrize(
+    ("memory", "model", "parts"),
+    [
+        ({"reserve_ratio": 0}, {}, (LARGE, 0, 0, 0)),
+        ({}, {}, (LARGE, 0, 0, MIB // 10)),
+        ({"reserve_ratio": 0}, {"reading": "read"}, (0, 5 * MIB + 80, 0, 0)),
+        (
+            {"reserve_ratio": 0.5, "staging_bytes": 2 * MIB},
+            {"dtype": "bfloat16"},
+            (80, 5 * MIB // 2, 2 * MIB, MIB // 2),
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_with_need_limit_use_and_remedy(
+    checkpoint: Checkpoint, machine: Machine, memory: dict[str, Any], model: dict[str, Any], parts: tuple[int, ...]
+) -> None:
+    machine(1000 * MIB, 0)
+
+    with pytest.raises(ResourceError) as caught:
+        run(checkpoint, {**memory, "host_limit_bytes": MIB}, **model)
+
+    mapped, copied, staging, reserve = parts
+    assert caught.value.exit_code == 4
+    assert str(caught.value) == (
+        f"{checkpoint.path} does not fit into memory: {sum(parts)} bytes are needed ({mapped} mapped, {copied} copied, "
+        f"{staging} staging, {reserve} reserve), {MIB} are free of the {MIB} of memory.host_limit_bytes "
+        f"(0 anonymous and shared memory in use; page cache does not count); raise the memory limit, or lower "
+        f"memory.reserve_ratio"
+    )
+
+
+@pytest.mark.parametrize(("limit", "fits"), [(LARGE, True), (LARGE - 1, False)])
+def test_the_last_byte_counts(checkpoint: Checkpoint, machine: Machine, limit: int, fits: bool) -> None:
+    machine(1000 * MIB, 0)
+    memory = {"reserve_ratio": 0, "host_limit_bytes": limit}
+
+    if fits:
+        run(checkpoint, memory)
+    else:
+        with pytest.raises(ResourceError, match=f"{LARGE} bytes are needed"):
+            run(checkpoint, memory)
+
+
+def test_a_limit_of_its_own_can_only_lower_that_of_the_machine(checkpoint: Checkpoint, machine: Machine) -> None:
+    machine(4 * MIB, 0)
+
+    with pytest.raises(ResourceError, match=rf"of the {4 * MIB} of the machine \("):
+        run(checkpoint, {"host_limit_bytes": 1000 * MIB})
+
+
+def test_what_is_in_use_already_counts(checkpoint: Checkpoint, machine: Machine) -> None:
+    machine(1000 * MIB, 996 * MIB)
+
+    with pytest.raises(ResourceError, match=rf"{4 * MIB} are free of the {1000 * MIB} of the machine \({996 * MIB} "):
+        run(checkpoint, {"reserve_ratio": 0})
+
+
+def test_the_limit_of_a_group_is_told_with_its_directory(checkpoint: Checkpoint, machine: Machine) -> None:
+    machine(1000 * MIB, 0, (20 * MIB, 16 * MIB))
+
+    with pytest.raises(ResourceError, match=rf"{4 * MIB} are free of the {20 * MIB} of cgroup \S+/sys/fs/cgroup/pod "):
+        run(checkpoint, {"reserve_ratio": 0})
+
+
+def test_a_limit_that_is_exceeded_already_is_refused(checkpoint: Checkpoint, machine: Machine) -> None:
+    machine(1000 * MIB, 0, (20 * MIB, 30 * MIB))
+
+    with pytest.raises(ResourceError, match=rf"-{10 * MIB} are free"):
+        run(checkpoint, {"reserve_ratio": 0})
+
+
+@pytest.mark.parametrize(
+    ("model", "rows"),
+    [
+        ({}, (LARGE, LARGE, 0, 0)),
+        ({"reading": "read"}, (0, 0, LARGE, 0)),
+        ({"dtype": "bfloat16"}, (80, 80, 5 * MIB // 2, 32 * MIB)),
+    ],
+)
+def test_the_planned_ledger_says_what_is_mapped_copied_and_staged(
+    checkpoint: Checkpoint, model: dict[str, Any], rows: tuple[int, ...]
+) -> None:
+    plan, _ = run(checkpoint, **model)
+
+    names = ("checkpoint_mapped", "checkpoint_resident", "anonymous_copies", "staging")
+    assert plan.rows(plan.layout) == tuple(Row(name, size) for name, size in zip(names, rows, strict=True))
+
+
+def test_the_planned_ledger_is_that_of_the_layout_that_was_chosen_at_last(checkpoint: Checkpoint) -> None:
+    plan, _ = run(checkpoint)
+
+    rows = plan.rows(plan_layout(checkpoint, "read", "", None))
+
+    assert [row.planned_bytes for row in rows] == [0, 0, LARGE, 0]
+
+
+def test_digests_are_looked_up_before_anything_is_read(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    (tmp_path / "sums").write_text(f"{'a' * 64}  0.safetensors\n")
+
+    plan, _ = run(checkpoint, {"staging_bytes": 3 * MIB}, sha256=str(tmp_path / "sums"))
+
+    assert plan.digests == {"0.safetensors": "a" * 64}
+    assert 0 < plan.staging_bytes <= 3 * MIB
+    with pytest.raises(CheckpointError, match=re.escape("no sha256 is known for 0.safetensors")):
+        run(checkpoint, sha256="snapshot")
