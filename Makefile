@@ -6,8 +6,9 @@ PORT ?= 8080
 CONFIG ?= examples/minilm.yaml
 BIN := .venv/bin
 TIMM := .cache/timm
+FUZZ_SECONDS ?= 300
 
-.PHONY: run test test-all zoo-timm bench lint clean
+.PHONY: run test test-all zoo-timm fuzz bench lint clean
 
 run: .venv/ready
 	$(BIN)/python -m app serve --config $(CONFIG) --set http.port=$(PORT) --log-format text
@@ -21,6 +22,10 @@ test-all: .venv/ready lint
 # Models of timm, in an environment of its own: transformers must not find torchvision beside it.
 zoo-timm: $(TIMM)/ready
 	$(TIMM)/bin/python -m pytest tests/weights/test_zoo_timm.py
+
+# Damaged checkpoints for as long as one likes: `make fuzz FUZZ_SECONDS=3600`; each run has files of its own.
+fuzz: .venv/ready
+	WARMGATE_FUZZ_SECONDS=$(FUZZ_SECONDS) WARMGATE_FUZZ_SEED=$$RANDOM$$RANDOM $(BIN)/python -m pytest tests/weights/test_fuzz.py -o timeout=0
 
 bench: .venv/ready
 	$(BIN)/python -m benchmarks

@@ -10,7 +10,6 @@ from typing import Any
 from app.artifacts import Compiled, Missed, Restored, Uncompiled
 from app.buckets import Coverage
 from app.checkpoints import Checkpoint
-from app.dtypes import size_bytes
 from app.errors import ArtifactError
 from app.graph import Graph, Lane
 from app.lanes import DeviceLane, run_on_thread
@@ -19,7 +18,7 @@ from app.settings import Settings
 from app.stages import STARTUP
 from app.stages.preflight import Preflight
 from app.startup import StageView, Startup, settle
-from app.weights.plan import ModelTable, WeightsPlan, plan_weights
+from app.weights.plan import ModelTable, WeightsPlan, plan_weights, rebuilt_bytes
 
 Tell = Callable[[StageView], None]
 
@@ -124,8 +123,7 @@ def _reading(preflight: Preflight, plan: WeightsPlan, construction: str) -> dict
 def _planned(startup: Startup, table: ModelTable, plan: WeightsPlan) -> tuple[Row, ...]:
     """Return the planned ledger, now that the model has told what it rebuilds."""
     preflight: Preflight = startup.values[Preflight]
-    sizes = {tensor.name: size_bytes(tensor.dtype, tensor.shape) for tensor in table.tensors}
-    return (*preflight.rows(preflight.layout), Row("rebuilt_buffers", sum(sizes[name] for name in plan.rebuilt)))
+    return (*preflight.rows(preflight.layout), Row("rebuilt_buffers", rebuilt_bytes(table, plan)))
 
 
 def _artifact(lookup: Restored | Missed) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from app.stages.bind_engine import BoundEngine
 from app.stages.preflight import Preflight
 from app.startup import StageView, Startup
 from app.weights import LoadedModel, ResidentWeights
+from app.weights.plan import rebuilt_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,10 @@ def memory_rows(values: Mapping[Any, Any]) -> tuple[Row, ...]:
         _measure(rows, "anonymous_copies", copied)
         _measure(rows, "staging", 0, resident.staging_bytes)
     if loaded:
+        code = values.get(Compiled | Uncompiled)
+        constants = int(code.artifact.content["constant_bytes"]) if isinstance(code, Compiled) else 0
+        rows["rebuilt_buffers"] = Row("rebuilt_buffers", planned_bytes=rebuilt_bytes(loaded.table, loaded.plan))
+        rows["engine_constants"] = Row("engine_constants", planned_bytes=constants)
         _measure(rows, "rebuilt_buffers", loaded.rebuilt_bytes)
         _measure(rows, "engine_constants", loaded.constant_bytes)
     books = ledger.Books()

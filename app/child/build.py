@@ -70,6 +70,7 @@ def work(given: Work) -> dict[str, Any]:
         "construction": skeleton.construction,
         "rebuilt_attributes": list(skeleton.attributes),
         "constants": sorted(constants),
+        "constant_bytes": sum(constants[name].nbytes for name in constants.keys() - _names(skeleton)),
         "factory_files": factory_files,
         "layers": [{"name": "aot-package", "count": len(packages)}],
         "buckets": [bucket.name for bucket in settings.buckets],
@@ -160,8 +161,12 @@ def _check_operators(nodes: bytes) -> None:
         )
 
 
+def _names(skeleton: Skeleton) -> frozenset[str]:
+    return frozenset(tensor.name for tensor in skeleton.table.tensors)
+
+
 def _check_known(skeleton: Skeleton, packages: list[dict[str, Any]], constants: Mapping[str, Any]) -> None:
-    known = {tensor.name for tensor in skeleton.table.tensors} | constants.keys()
+    known = _names(skeleton) | constants.keys()
     for package in packages:
         if unknown := sorted(set(package["constants"].values()) - known):
             raise ArtifactError(f"the compiled code wants {', '.join(unknown)}, which neither model nor export holds")

@@ -3,7 +3,7 @@
 import mmap
 import warnings
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -43,8 +43,7 @@ def install(skeleton: Skeleton, checkpoint: Checkpoint, memory: Memory, plan: We
     if trained := [name for name, parameter in module.named_parameters() if parameter.requires_grad]:
         raise CheckpointError(f"loading made {', '.join(trained[:10])} require gradients; weights that serve never do")
     tensors = {name: tensor.detach() for name, tensor in named_tensors(module)}
-    rebuilt = sum(tensors[name].nbytes for name in plan.rebuilt)
-    return LoadedModel(tensors, plan, table, module, copied, rebuilt, 0)
+    return LoadedModel(tensors, plan, table, module, copied, _bytes(tensors[name] for name in plan.rebuilt), 0)
 
 
 def bind(
@@ -58,9 +57,14 @@ def bind(
     stored, copied = stored_tensors(table, checkpoint, memory, plan)
     if lacking := [name for name in plan.rebuilt if name not in constants]:
         raise CheckpointError(f"neither checkpoint nor artifact holds {', '.join(lacking)}; build the artifact anew")
-    rebuilt = sum(constants[name].nbytes for name in plan.rebuilt)
-    others = sum(tensor.nbytes for tensor in constants.values()) - rebuilt
+    rebuilt = _bytes(constants[name] for name in plan.rebuilt)
+    others = _bytes(constants.values()) - rebuilt
     return LoadedModel({**constants, **stored}, plan, table, None, copied, rebuilt, others)
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Count what is one piece of memory once."""
+    return sum({(tensor.data_ptr(), tensor.nbytes): tensor.nbytes for tensor in tensors}.values())
 
 
 def stored_tensors(

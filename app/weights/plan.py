@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from app.checkpoints import Checkpoint, TensorEntry
-from app.dtypes import FLOATING
+from app.dtypes import FLOATING, size_bytes
 from app.errors import CheckpointError
 from app.settings import Model
 
@@ -104,6 +104,13 @@ def plan_weights(table: ModelTable, checkpoint: Checkpoint, model: Model) -> Wei
         dict(_casts(sources, checkpoint, model.cast)),
         extra,
     )
+
+
+def rebuilt_bytes(table: ModelTable, plan: WeightsPlan) -> int:
+    """Return the bytes of what takes the value of an ordinary construction; a tie counts once."""
+    shared = {name: group[0] for group in table.ties for name in group}
+    rebuilt = {shared.get(name, name) for name in plan.rebuilt}
+    return sum(size_bytes(tensor.dtype, tensor.shape) for tensor in table.tensors if tensor.name in rebuilt)
 
 
 def _missing(tensor: ModelTensor, tied: tuple[str, ...]) -> str:
