@@ -64,6 +64,11 @@ class Books:
                 rooms.append(Room(f"cgroup {group}", int(text), _unreclaimable(_pairs(_read(group / "memory.stat")))))
         return min(rooms, key=lambda room: room.free_bytes)
 
+    def own_bytes(self) -> int:
+        """Return the anonymous and shared memory of this process alone."""
+        status = _fields(_read(self.root / "proc/self/status"))
+        return status.get("RssAnon", 0) + status.get("RssShmem", 0)
+
     def cgroup_row(self) -> Row:
         """Return what is charged to the cgroup, page cache included, and its largest value ever."""
         for group in self._groups():

@@ -4,9 +4,12 @@ Format: https://huggingface.co/docs/safetensors - eight bytes little-endian leng
 """
 
 import json
+import math
 import os
 import struct
 from collections.abc import Iterator
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +72,10 @@ def _read_header(scan: Scan, number: int) -> tuple[list[TensorEntry], frozenset[
         )
         return [], frozenset()
     try:
-        rows = json.loads(os.pread(file.fd, length, 8), object_pairs_hook=_no_name_twice)
+        text = os.pread(file.fd, length, 8).decode()
+        rows = json.loads(
+            text, object_pairs_hook=_no_name_twice, parse_int=_whole, parse_float=_finite, parse_constant=_finite
+        )
         metadata = rows.pop("__metadata__", {})
         padding = frozenset(_padding_names(metadata))
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
@@ -88,11 +94,25 @@ def metadata_of(file: CheckpointFile) -> dict[str, str]:
     return found
 
 
+def _whole(text: str) -> int | float:
+    # As the format's reader: beyond 64 bits, and minus zero, it is no whole number.
+    number = int(text)
+    return number if text != "-0" and -(1 << 63) <= number < 1 << 64 else float(text)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no number")
+    return number
+
+
 def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
             raise ValueError(f"{name!r} is there twice")
+        name.encode()  # half a surrogate pair is no text
         found[name] = value
     return found
 
@@ -100,45 +120,55 @@ def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _padding_names(metadata: Any) -> Iterator[str]:
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ValueError("__metadata__ must map texts to texts")
-    for name in json.loads(metadata.get(PADDING_KEY, "[]")):
-        if not isinstance(name, str):
-            raise ValueError(f"{PADDING_KEY} must list names")
-        yield name
+    try:
+        names = json.loads(metadata.get(PADDING_KEY, "[]"))
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{PADDING_KEY} must list names")
+    yield from names
 
 
 def _entry(scan: Scan, number: int, name: str, row: Any, base: int) -> TensorEntry | None:
-    file = scan.files[number].path.name
     try:
-        dtype, shape, (begin, end) = row["dtype"], tuple(row["shape"]), row["data_offsets"]
-        whole = len(shape) <= DIMENSIONS and all(type(n) is int and n >= 0 for n in (*shape, begin, end))
+        dtype, shape, begin = _described(row)
+    except ValueError as error:
+        scan.problems.append(f"{scan.files[number].path.name}: tensor {name} {error}")
+        return None
+    return TensorEntry(name, dtype, shape, number, base + begin, size_bytes(dtype, shape))
+
+
+def _described(row: Any) -> tuple[str, tuple[int, ...], int]:
+    """Return dtype, shape and first byte of a tensor; raises ValueError that says what is wrong with it."""
+    try:
+        dtype, shape, (begin, end) = row["dtype"], row["shape"], row["data_offsets"]
     except (KeyError, TypeError, ValueError):
-        scan.problems.append(f"{file}: tensor {name} has no dtype, shape and data_offsets")
-        return None
-    if not whole:
-        scan.problems.append(
-            f"{file}: tensor {name} has shape {list(shape)[:DIMENSIONS]} at {[begin, end]}, expected whole numbers "
-            f"from 0 and at most {DIMENSIONS} dimensions"
+        raise ValueError("has no dtype, shape and data_offsets") from None
+    if not isinstance(shape, list) or not isinstance(row["data_offsets"], list):
+        raise ValueError("has no dtype, shape and data_offsets")
+    if len(shape) > DIMENSIONS or not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
+        raise ValueError(
+            f"has shape {shape[:DIMENSIONS]} at {[begin, end]}, expected whole numbers from 0 and at most {DIMENSIONS} "
+            f"dimensions"
         )
-        return None
+    if any(size >= 1 << 64 for size in accumulate(shape, mul)):
+        raise ValueError(f"has shape {shape}, more elements than can be counted")
     if not isinstance(dtype, str) or dtype not in BITS or dtype == "C128":
-        why = "for which torch has no type" if dtype in WITHOUT_TORCH else "which cannot be read here"
+        why = "for which torch has no type" if str(dtype) in WITHOUT_TORCH else "which cannot be read here"
         known = ", ".join(one for one in BITS if one != "C128")
-        scan.problems.append(f"{file}: tensor {name} is {dtype}, {why}; known are {known}")
-        return None
-    if dtype == "F4":
-        if not shape or shape[-1] % 2:
-            scan.problems.append(
-                f"{file}: tensor {name} is F4{list(shape)}; two of them are one byte, one is left over"
-            )
-            return None
-        shape = (*shape[:-1], shape[-1] // 2)
-    count = size_bytes(dtype, shape)
+        raise ValueError(f"is {dtype}, {why}; known are {known}")
+    torch_shape = _two_in_one(shape) if dtype == "F4" else tuple(shape)
+    count = size_bytes(dtype, torch_shape)
     if end - begin != count:
-        scan.problems.append(
-            f"{file}: tensor {name} {dtype}{list(shape)} needs {count} bytes, its offsets give {end - begin}"
-        )
-        return None
-    return TensorEntry(name, dtype, shape, number, base + begin, count)
+        raise ValueError(f"{dtype}{shape} needs {count} bytes, its offsets give {end - begin}")
+    return dtype, torch_shape, begin
+
+
+def _two_in_one(shape: list[int]) -> tuple[int, ...]:
+    """Two F4 are one byte, and one element to torch."""
+    if not shape or shape[-1] % 2:
+        raise ValueError(f"is F4{shape}; two of them are one byte, one is left over")
+    return (*shape[:-1], shape[-1] // 2)
 
 
 def _holes(file: str, size: int, entries: list[TensorEntry], base: int) -> Iterator[str]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from app import errors
+from app.checkpoints import FileStamp
 from app.environment import child_environment
 from app.progress import Progress
 from app.settings import Settings
@@ -50,10 +51,11 @@ FAILURES: Mapping[str, type[errors.WarmgateError]] = {"build": ChildFailed, "ref
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """Weights that this process holds, for a child to map instead of reading them again."""
+    """Weights that this process holds, for a child to map instead of reading them again; `stamps` are of the files."""
 
     mode: str
     slab_fd: int | None
+    stamps: tuple[FileStamp, ...]
 
 
 @dataclass(frozen=True, slots=True)

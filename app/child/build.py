@@ -20,7 +20,7 @@ from app.errors import ArtifactError
 from app.samples import sample_inputs
 from app.settings import Settings
 from app.weights import Skeleton
-from app.weights.skeleton import build_skeleton
+from app.weights.skeleton import build_skeleton, strides_of
 
 OPTIONS = {
     # External constants: the code is one for every set of weights, and the weights exist once in memory.
@@ -96,7 +96,7 @@ def _give_memory(module: nn.Module) -> None:
             if old is None or not old.is_meta:
                 continue
             if id(old) not in made:
-                empty = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype)
+                empty = torch.empty_strided(old.shape, strides_of(old), dtype=old.dtype)
                 made[id(old)] = nn.Parameter(empty, requires_grad=False)
             part._parameters[name] = made[id(old)]
 

@@ -9,7 +9,7 @@ from app.buckets import Coverage, Kind, Route
 from app.checkpoints import Checkpoint, open_checkpoint
 from app.child import Resident, Work
 from app.engines.eager import EagerEngine
-from app.errors import WarmupError
+from app.errors import CheckpointError, WarmupError
 from app.samples import sample_inputs
 from app.serving.forward import Forward
 from app.settings import Settings
@@ -48,6 +48,8 @@ def _memory(settings: Settings, checkpoint: Checkpoint, resident: Resident | Non
     """Map what the server that started this process holds: the same pages of the files, and its slab."""
     if resident is None or resident.mode not in get_args(Mode):
         raise WarmupError("the reference needs the weights of the process that asks for it")
+    if [tuple(stamp) for stamp in resident.stamps] != [file.stamp for file in checkpoint.files]:
+        raise CheckpointError(f"{checkpoint.path} was replaced after it was read; restart to load it anew")
     mode: Mode = "map" if resident.mode == "map" else "read"
     layout = plan_layout(checkpoint, mode, "", settings.model.cast)
     memory = Memory.reserve(checkpoint, layout, resident.slab_fd)

@@ -43,7 +43,8 @@ def compute_reference(
 def from_child(settings: Settings, resident: ResidentWeights, threads: int, progress: Progress) -> golden.Golden:
     """Run the module in a child process on the sample inputs of every bucket; it maps the weights that are here."""
     slab = resident.memory.slab_file
-    memory = child.Resident(resident.memory.layout.mode, None if slab is None else slab.fileno())
+    stamps = tuple(file.stamp for file in resident.checkpoint.files)
+    memory = child.Resident(resident.memory.layout.mode, None if slab is None else slab.fileno(), stamps)
     try:
         with tempfile.TemporaryDirectory(prefix="warmgate-") as temporary:
             child.run("reference", settings, Path(temporary), threads, progress, memory)

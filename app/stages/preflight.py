@@ -44,9 +44,10 @@ def preflight(settings: Settings, checkpoint: Checkpoint, progress: Progress) ->
     layout, measure = choose_layout(checkpoint, settings.model.reading, settings.model.cast)
     digests = expected_digests(settings.model.sha256, checkpoint)
     staging = planned_staging(layout, settings.memory.staging_bytes, bool(digests))
-    room = Books().room()
-    if (own := settings.memory.host_limit_bytes) is not None and own < room.limit_bytes:
-        room = Room("memory.host_limit_bytes", own, room.used_bytes)
+    books = Books()
+    room = books.room()
+    if (own := settings.memory.host_limit_bytes) is not None:
+        room = min(room, Room("memory.host_limit_bytes", own, books.own_bytes()), key=lambda one: one.free_bytes)
     reserve = int(room.limit_bytes * settings.memory.reserve_ratio)
     need = layout.mapped_bytes + layout.slab_bytes + staging + reserve
     if need > room.free_bytes:

@@ -23,6 +23,8 @@ def choose_layout(checkpoint: Checkpoint, wanted: str, cast: str | None) -> tupl
     if wanted != "auto":
         mode: Mode = "map" if wanted == "map" else "read"
         return plan_layout(checkpoint, mode, f"model.reading is {wanted}", cast), False
+    if not checkpoint.files:
+        return plan_layout(checkpoint, "map", "there is nothing to read", cast), False
     system = farthest(file.path for file in checkpoint.files)
     mode = "read" if system.reach is Reach.NETWORK else "map"
     why = f"{system.mount_point} is {system.type}, a {system.reach} file system"

@@ -55,8 +55,8 @@ def file_system(path: Path, mounts: str | None = None) -> FileSystem:
         if not separator or len(fields) < 5:
             continue
         point = _unescaped(fields[4])
-        # A later row hides an earlier one of the same mount point.
-        if real.is_relative_to(point) and len(point) >= len(found.mount_point):
+        # A later mount hides what lay below its mount point before.
+        if real.is_relative_to(point):
             found = FileSystem(after.split()[0], point)
     return found
 

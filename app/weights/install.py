@@ -34,7 +34,7 @@ def install(skeleton: Skeleton, checkpoint: Checkpoint, memory: Memory, plan: We
         values[name] = values[name].clone()
         copied += values[name].nbytes
     _assign(module, values, {name: _state(checkpoint, memory, name) for name in plan.extra_state})
-    _tie(module, table)
+    _tie(module, table, values)
     if left := meta_left(module):
         raise CheckpointError(
             f"{len(left)} tensor(s) of the module have no data after loading: {', '.join(left[:10])}; "
@@ -106,8 +106,14 @@ def check_ties(table: ModelTable, checkpoint: Checkpoint, memory: Memory) -> Non
 
 def _same(memory: Memory, one: TensorEntry, other: TensorEntry) -> bool:
     """Bit for bit: a NaN is the same as itself."""
-    mine, theirs = (_tensor(memory, entry).contiguous().reshape(-1).view(torch.uint8) for entry in (one, other))
+    mine, theirs = (_flat(_tensor(memory, entry)) for entry in (one, other))
     return bool(torch.equal(mine, theirs))
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor in C order; without a copy where they lie so."""
+    # as_strided, since one element may keep a stride that no view of its bytes accepts.
+    return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _tensor(memory: Memory, entry: TensorEntry) -> torch.Tensor:
@@ -195,13 +201,13 @@ def _load(part: nn.Module, prefix: str, given: Mapping[str, Any]) -> None:
         )
 
 
-def _tie(module: nn.Module, table: ModelTable) -> None:
+def _tie(module: nn.Module, table: ModelTable, given: Mapping[str, torch.Tensor]) -> None:
     """Make tied names one object again: assignment gave each of them its own."""
     for group in table.ties:
-        owner, _, attribute = group[0].rpartition(".")
+        owner, _, attribute = next((name for name in group if name in given), group[0]).rpartition(".")
         first = module.get_submodule(owner)
         kept = first._parameters.get(attribute, first._buffers.get(attribute))
-        for name in group[1:]:
+        for name in group:
             owner, _, attribute = name.rpartition(".")
             part = module.get_submodule(owner)
             home = part._parameters if attribute in part._parameters else part._buffers

@@ -14,6 +14,8 @@ from app.dtypes import FLOATING, item_bytes, size_bytes
 
 Mode = Literal["map", "read"]
 
+# What torch calls the state that a module keeps beside its tensors.
+EXTRA_STATE = "_extra_state"
 # The widest vector registers and a cache line.
 ALIGNMENT = 64
 
@@ -74,12 +76,6 @@ class Layout:
         converted = sum(conversion.entry.nbytes for conversion in self.conversions)
         return self.mapped_bytes + sum(block.nbytes for block in self.blocks) + converted
 
-    @property
-    def cast(self) -> tuple[str, ...]:
-        """Names whose stored dtype is not the one in memory."""
-        casts = {c.entry.place for c in self.conversions if c.entry.dtype != c.place.dtype}
-        return tuple(c.entry.name for c in self.conversions if c.entry.place in casts)
-
 
 def plan_layout(checkpoint: Checkpoint, mode: Mode, why: str, cast: str | None) -> Layout:
     """Decide for every tensor; `cast` is the dtype that floating-point tensors get, None leaves them as stored."""
@@ -96,9 +92,15 @@ def plan_layout(checkpoint: Checkpoint, mode: Mode, why: str, cast: str | None) 
     return Layout(mode, why, mapped, tuple(blocks), tuple(conversions), places, end)
 
 
+def loaded_dtype(entry: TensorEntry, cast: str | None) -> str:
+    """Return the dtype that a stored tensor has in the model; the state of a module beside its tensors is not cast."""
+    state = entry.name.endswith(EXTRA_STATE)
+    return cast if cast is not None and entry.dtype in FLOATING and not state else entry.dtype
+
+
 def _is_cast(entry: TensorEntry, cast: str | None) -> bool:
     # What is stored with strides is cast when it is installed: those of the file are not kept anyway.
-    return cast is not None and entry.dtype in FLOATING and entry.dtype != cast and entry.stride is None
+    return entry.stride is None and loaded_dtype(entry, cast) != entry.dtype
 
 
 def _must_move(entry: TensorEntry) -> bool:
@@ -114,18 +116,29 @@ def _blocks(entries: list[TensorEntry], places: dict[str, Place]) -> tuple[list[
     """Give each stretch a block; stretches that overlap (views of one storage) share theirs."""
     blocks: list[Block] = []
     end = 0
-    for entry in entries:
-        last = blocks[-1] if blocks else None
-        if last is None or last.file != entry.file or entry.offset >= last.offset + last.nbytes:
-            end = _aligned(end)
-            last = Block(entry.file, entry.offset, entry.nbytes, end)
-            blocks.append(last)
-        elif entry.offset + entry.nbytes > last.offset + last.nbytes:
-            last = Block(last.file, last.offset, entry.offset + entry.nbytes - last.offset, last.target)
-            blocks[-1] = last
-        end = last.target + last.nbytes
-        places[entry.name] = Place(last.target + entry.offset - last.offset, entry.dtype, entry.stride)
+    for group in _overlapping(entries):
+        begin, last = group[0].offset, max(entry.offset + entry.nbytes for entry in group)
+        # Several views keep the alignment that they have to each other in the file.
+        target = _aligned(end) + (begin % ALIGNMENT if len(group) > 1 else 0)
+        blocks.append(Block(group[0].file, begin, last - begin, target))
+        end = target + last - begin
+        for entry in group:
+            places[entry.name] = Place(target + entry.offset - begin, entry.dtype, entry.stride)
     return blocks, end
+
+
+def _overlapping(entries: list[TensorEntry]) -> Iterator[list[TensorEntry]]:
+    """Group tensors, sorted by file and offset, that have bytes in common."""
+    group: list[TensorEntry] = []
+    end = 0
+    for entry in entries:
+        if group and (entry.file != group[0].file or entry.offset >= end):
+            yield group
+            group = []
+        end = max(end if group else 0, entry.offset + entry.nbytes)
+        group.append(entry)
+    if group:
+        yield group
 
 
 def _conversions(
@@ -134,7 +147,7 @@ def _conversions(
     made: dict[object, Conversion] = {}
     for entry in entries:
         if entry.place not in made:
-            dtype = cast if cast is not None and _is_cast(entry, cast) else entry.dtype
+            dtype = loaded_dtype(entry, cast)
             end = _aligned(end)
             made[entry.place] = Conversion(entry, Place(end, dtype))
             end += size_bytes(dtype, entry.shape)

@@ -20,6 +20,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
+class _SlabFile(io.FileIO):
+    """Closes itself with the last that holds it, without a warning."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Where the bytes of every tensor are.
@@ -43,7 +50,7 @@ class Memory:
         if not layout.slab_bytes:
             return cls(layout, maps, None, None)
         try:
-            file = io.FileIO(os.memfd_create("warmgate-weights") if slab_fd is None else slab_fd, "rb+")
+            file = _SlabFile(os.memfd_create("warmgate-weights") if slab_fd is None else slab_fd, "rb+")
             if slab_fd is None:
                 file.truncate(layout.slab_bytes)
             access = mmap.ACCESS_WRITE if slab_fd is None else mmap.ACCESS_READ

@@ -5,12 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from app.checkpoints import Checkpoint, TensorEntry
-from app.dtypes import FLOATING, size_bytes
+from app.checkpoints import Checkpoint
+from app.dtypes import size_bytes
 from app.errors import CheckpointError
 from app.settings import Model
-
-EXTRA_STATE = "_extra_state"
+from app.weights.layout import loaded_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +167,6 @@ def _differences(
                 f"dtype: {name} is {tensor.dtype} in the model, {entry.dtype} in {file}; let the factory build the "
                 f"module in the stored dtype, or set model.dtype to cast every floating-point tensor"
             )
-
-
-def loaded_dtype(entry: TensorEntry, cast: str | None) -> str:
-    """Return the dtype that a stored tensor has in memory."""
-    return cast if cast is not None and entry.dtype in FLOATING else entry.dtype
 
 
 def _casts(

@@ -31,7 +31,8 @@ def sample(checkpoint: Checkpoint) -> Sampled:
 
     The bytes are read from the files and not from mappings, where a fault would end the process.
     """
-    digest = hashlib.sha256(repr(checkpoint.table()).encode())
+    strides = sorted((e.name, e.stride) for e in checkpoint.tensors.values() if e.stride is not None)
+    digest = hashlib.sha256(repr((checkpoint.table(), strides)).encode())
     warnings = []
     for entry in sorted(checkpoint.tensors.values(), key=lambda e: e.name):
         parts = [_read(checkpoint.files[file], offset, size) for file, offset, size in _stretches(entry)]
@@ -46,14 +47,14 @@ def sample(checkpoint: Checkpoint) -> Sampled:
 
 def _stretches(entry: TensorEntry) -> list[tuple[int, int, int]]:
     """Return file, offset and size of the samples of a tensor, in whole elements."""
-    if entry.pieces:
+    if entry.pieces and entry.nbytes:
         item = entry.nbytes // prod(entry.shape)
         sizes = (item * min(prod(piece.shape), WHOLE // item) for piece in entry.pieces)
         return [(piece.file, piece.offset, size) for piece, size in zip(entry.pieces, sizes, strict=True)]
     if entry.nbytes <= WHOLE:
         return [(entry.file, entry.offset, entry.nbytes)]
     size = WHOLE if entry.nbytes >= LARGE else 256
-    places = (0, entry.nbytes // 2 // 16 * 16, (entry.nbytes - size) // 16 * 16)
+    places = (0, entry.nbytes // 2 // 16 * 16, entry.nbytes - size)
     return [(entry.file, entry.offset + place, size) for place in places]
 
 

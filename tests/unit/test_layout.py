@@ -39,7 +39,7 @@ def test_mapping_leaves_tensors_where_they_lie_in_their_files() -> None:
     planned = layout(entry("a", 100, 2), entry("b", 108, 6), entry("c", 8, 4, file=2), mode="map")
 
     assert planned == Layout("map", "because", {0: ((100, 32),), 2: ((8, 16),)}, (), (), {}, 0)
-    assert (planned.mapped_bytes, planned.read_bytes, planned.cast) == (48, 48, ())
+    assert (planned.mapped_bytes, planned.read_bytes) == (48, 48)
 
 
 def test_reading_gives_every_tensor_its_place_in_one_block_of_memory() -> None:
@@ -101,7 +101,6 @@ def test_a_cast_converts_what_is_floating_point_and_has_another_dtype(cast: str)
     entries = [entry(dtype, 64 * number, 2, dtype=dtype) for number, dtype in enumerate(sorted(BITS))]
     planned = layout(*entries, mode="map", cast=cast)
 
-    assert set(planned.cast) == FLOATING - {cast}
     assert {one.entry.name: one.place.dtype for one in planned.conversions} == dict.fromkeys(FLOATING - {cast}, cast)
     assert set(planned.places) == FLOATING - {cast}
     assert planned.slab_bytes == ALIGNMENT * (len(FLOATING) - 2) + 2 * item_bytes(cast)
@@ -122,10 +121,6 @@ def test_the_names_of_a_tie_share_one_place() -> None:
     assert cast.places == {"a": Place(0, "F16"), "b": Place(0, "F16")}
     assert [(c.entry.name, c.place) for c in cast.conversions] == [("a", Place(0, "F16"))]
     assert (cast.slab_bytes, cast.read_bytes) == (4, 8)
-
-
-def test_every_name_of_a_tie_that_is_cast_is_told() -> None:
-    assert layout(entry("a", 100, 2), entry("b", 100, 2), mode="map", cast="F16").cast == ("a", "b")
 
 
 def test_views_of_one_storage_are_read_once_and_keep_their_distance() -> None:
@@ -175,14 +170,13 @@ def test_a_tensor_in_pieces_is_put_together_in_its_place(mode: Mode) -> None:
     assert planned.conversions == (Conversion(one, Place(0, "F32")),)
     assert planned.conversions[0].pieces == parts
     assert (planned.mapped, planned.blocks, planned.slab_bytes, planned.read_bytes) == ({}, (), 48, 48)
-    assert planned.cast == ()
 
 
 def test_a_tensor_that_is_cast_and_whole_is_a_single_piece_of_it() -> None:
     planned = layout(entry("a", 100, 2, 3, file=1), mode="map", cast="BF16")
 
     assert planned.conversions[0].pieces == (Piece(1, 100, (0, 0), (2, 3)),)
-    assert (planned.slab_bytes, planned.read_bytes, planned.cast) == (12, 24, ("a",))
+    assert (planned.slab_bytes, planned.read_bytes) == (12, 24)
 
 
 def test_the_names_of_a_tie_in_pieces_share_one_place() -> None:

@@ -29,6 +29,7 @@ STRICTER: dict[str, str] = {
     r"warmgate\.padding must list names": "our own key of the metadata, which nobody else writes",
     r"has no dtype, shape and data_offsets": "a row that is a list of its fields: nobody writes that",
     r"is \{'\w+': None\}, which cannot be read here": "a dtype that is a mapping of its name: nobody writes that",
+    r"and at most 64 dimensions": "torch has no tensors of more dimensions",
     r"__metadata__ must map texts to texts": "null for no metadata: nobody writes that",
 }
 DTYPES = sorted(set(BITS) - {"C128"})
@@ -297,6 +298,8 @@ TEXTS: dict[str, tuple[bytes, int]] = {
     "not a number in a field that nobody reads": (one('{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":NaN}'), 1),
     "infinity": (one('{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":-Infinity}'), 1),
     "a number beyond all doubles": (one('{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":1e999}'), 1),
+    "64 dimensions": (one('{"dtype":"U8","shape":[' + "1," * 63 + '1],"data_offsets":[0,1]}'), 1),
+    "65 dimensions": (one('{"dtype":"U8","shape":[' + "1," * 64 + '1],"data_offsets":[0,1]}'), 1),
     "a field twice": (one('{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}'), 1),
     "a field that nobody knows": (one('{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":[{}]}'), 1),
     "a field that nobody knows twice": (one('{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":1,"x":2}'), 1),

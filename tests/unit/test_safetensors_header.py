@@ -224,19 +224,20 @@ CORRUPTIONS: dict[str, tuple[bytes, str]] = {
     ),
     "negative shape": (
         changed("a", shape=[-1, -2]),
-        "x.safetensors: tensor a has shape [-1, -2] at [0, 8], expected whole numbers from 0",
+        "x.safetensors: tensor a has shape [-1, -2] at [0, 8], expected whole numbers from 0 and at most 64 dimensions",
     ),
     "negative offset": (
         changed("a", data_offsets=[-8, 0]),
-        "x.safetensors: tensor a has shape [2] at [-8, 0], expected whole numbers from 0",
+        "x.safetensors: tensor a has shape [2] at [-8, 0], expected whole numbers from 0 and at most 64 dimensions",
     ),
     "broken size in the shape": (
         changed("a", shape=[2.5]),
-        "x.safetensors: tensor a has shape [2.5] at [0, 8], expected whole numbers from 0",
+        "x.safetensors: tensor a has shape [2.5] at [0, 8], expected whole numbers from 0 and at most 64 dimensions",
     ),
     "true in the shape": (
         changed("a", shape=[True, 2]),
-        "x.safetensors: tensor a has shape [True, 2] at [0, 8], expected whole numbers from 0",
+        "x.safetensors: tensor a has shape [True, 2] at [0, 8], expected whole numbers from 0 and at most 64 "
+        "dimensions",
     ),
     "three offsets": (changed("a", data_offsets=[0, 4, 8]), NO_ROW),
     "no dtype": (lacking("dtype"), NO_ROW),
