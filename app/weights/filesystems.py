@@ -1,10 +1,11 @@
 """Whether files lie on a local file system: there a mapping is read as fast as a file, elsewhere it seldom is."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
 # Allowed, not forbidden, is what is listed: network file systems have too many names (vllm#52931, vllm#51339).
 LOCAL = frozenset(
@@ -45,20 +46,38 @@ class FileSystem:
 
 
 def file_system(path: Path, mounts: str | None = None) -> FileSystem:
-    """Return the file system that holds a file; `mounts` is the text of /proc/self/mountinfo (proc(5))."""
-    text = _mount_table() if mounts is None else mounts
+    """Return the file system that holds a file; `mounts` is the text of /proc/self/mountinfo (proc(5)).
+
+    From the root down through the tree of mounts: of those that lie on one mount and hold the path, the shortest mount
+    point counts, since a mount hides all that was mounted below its mount point before.
+    """
     real = path.resolve()
+    rows = list(_rows(_mount_table() if mounts is None else mounts))
+    known = {row.number for row in rows}
+    above = [row for row in rows if row.parent not in known]
     found = FileSystem("unknown", "/")
-    for row in text.splitlines():
-        before, separator, after = row.partition(" - ")
-        fields = before.split()
-        if not separator or len(fields) < 5:
-            continue
-        point = _unescaped(fields[4])
-        # A later mount hides what lay below its mount point before.
-        if real.is_relative_to(point):
-            found = FileSystem(after.split()[0], point)
+    while above:
+        holding = [row for row in above if real.is_relative_to(row.system.mount_point)]
+        if not holding:
+            break
+        lowest = min(reversed(holding), key=lambda row: len(row.system.mount_point))
+        found = lowest.system
+        above = [row for row in rows if row.parent == lowest.number != row.number]
     return found
+
+
+class _Row(NamedTuple):
+    number: str
+    parent: str
+    system: FileSystem
+
+
+def _rows(text: str) -> Iterator[_Row]:
+    for line in text.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(), after.split()
+        if len(fields) >= 5 and kind:
+            yield _Row(fields[0], fields[1], FileSystem(kind[0], _unescaped(fields[4])))
 
 
 def farthest(paths: Iterable[Path]) -> FileSystem:

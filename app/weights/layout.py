@@ -119,7 +119,7 @@ def _blocks(entries: list[TensorEntry], places: dict[str, Place]) -> tuple[list[
     for group in _overlapping(entries):
         begin, last = group[0].offset, max(entry.offset + entry.nbytes for entry in group)
         # Several views keep the alignment that they have to each other in the file.
-        target = _aligned(end) + (begin % ALIGNMENT if len(group) > 1 else 0)
+        target = _aligned(end) + (begin % ALIGNMENT if group[-1].offset != begin else 0)
         blocks.append(Block(group[0].file, begin, last - begin, target))
         end = target + last - begin
         for entry in group:
