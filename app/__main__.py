@@ -90,7 +90,12 @@ def inspect(
     from app.repack import repack as write_anew
 
     if repack is not None:
-        written = write_anew(open_checkpoint(path, trust_pickle), repack)
+        # So that what is half written is removed.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            written = write_anew(open_checkpoint(path, trust_pickle), repack)
+        except KeyboardInterrupt:
+            raise SystemExit(128 + signal.SIGTERM) from None
         print(json.dumps(written) if as_json else f"{written['path']}: {written['tensors']} tensors, aligned")
         return
     document = inspection.inspect(path, trust_pickle)

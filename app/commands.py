@@ -107,9 +107,9 @@ def _table(settings: Settings, lookup: Restored | Missed) -> tuple[ModelTable, s
 
 def _reading(preflight: Preflight, plan: WeightsPlan, construction: str) -> dict[str, Any]:
     return {
-        "mode": preflight.layout.mode,
-        "why": preflight.layout.why,
-        "measured_first": preflight.measure,
+        "mode": preflight.choice.layout.mode,
+        "why": preflight.choice.layout.why,
+        "measured_first": preflight.choice.measure,
         "construction": construction,
         "installed": len(plan.sources),
         "rebuilt": list(plan.rebuilt),
@@ -123,7 +123,8 @@ def _reading(preflight: Preflight, plan: WeightsPlan, construction: str) -> dict
 def _planned(startup: Startup, table: ModelTable, plan: WeightsPlan) -> tuple[Row, ...]:
     """Return the planned ledger, now that the model has told what it rebuilds."""
     preflight: Preflight = startup.values[Preflight]
-    return (*preflight.rows(preflight.layout), Row("rebuilt_buffers", rebuilt_bytes(table, plan)))
+    checkpoint: Checkpoint = startup.values[Checkpoint]
+    return (*preflight.rows(checkpoint, preflight.choice.layout), Row("rebuilt_buffers", rebuilt_bytes(table, plan)))
 
 
 def _artifact(lookup: Restored | Missed) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Describe a checkpoint or an artifact that lies on disk, problems and all, and say it as text."""
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ def inspect(path: Path, trust_pickle: bool = False) -> Document:
 
     What is wrong with it is in `problems`. Raises CheckpointError where there is neither.
     """
-    if (path / MANIFEST).is_file():
-        return _artifact(path)
+    with contextlib.suppress(OSError):
+        if (path / MANIFEST).is_file():
+            return _artifact(path)
     scan = scan_checkpoint(path, trust_pickle)
     scan.close()
     return _checkpoint(scan)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.checkpoints import Checkpoint, CheckpointFile, TensorEntry
+from app.artifacts.seal import sync
+from app.checkpoints import Checkpoint, CheckpointFile, TensorEntry, read_exactly
 from app.checkpoints.safetensors import HEADER_LIMIT, PADDING_KEY, SUFFIX, metadata_of
 from app.errors import CheckpointError, ResourceError, SettingsError
 
@@ -43,9 +44,7 @@ def repack(checkpoint: Checkpoint, out: Path) -> dict[str, Any]:
     """
     if checkpoint.format != "safetensors":
         raise CheckpointError(f"{checkpoint.path} is of the format {checkpoint.format}; only safetensors is repacked")
-    target = out if out.name.endswith(SUFFIX) else out / f"model{SUFFIX}"
-    if target.exists():
-        raise SettingsError(f"{target} exists; name another file, or remove it first")
+    target = _target(checkpoint, out)
     rows = list(_arrange(checkpoint))
     header = _header(checkpoint, rows)
     try:
@@ -62,6 +61,17 @@ def repack(checkpoint: Checkpoint, out: Path) -> dict[str, Any]:
         "padding_tensors": len(padding),
         "padding_bytes": sum(row.end - row.begin for row in padding),
     }
+
+
+def _target(checkpoint: Checkpoint, out: Path) -> Path:
+    if not out.name.endswith(SUFFIX) and (out.suffix or out.is_file()):
+        raise SettingsError(f"{out} is neither a directory nor a name that ends with {SUFFIX}")
+    target = out if out.name.endswith(SUFFIX) else out / f"model{SUFFIX}"
+    if target.exists():
+        raise SettingsError(f"{target} exists; name another file, or remove it first")
+    if any(target.parent.resolve() == file.path.parent.resolve() for file in checkpoint.files):
+        raise SettingsError(f"{target} would lie among the files it is made of, which would then be no checkpoint")
+    return target
 
 
 def _arrange(checkpoint: Checkpoint) -> Iterator[_Row]:
@@ -126,18 +136,12 @@ def _write(checkpoint: Checkpoint, header: bytes, rows: list[_Row], target: Path
             raise CheckpointError(f"{changed}; nothing was written")
         Path(temporary).chmod(0o644)
         Path(temporary).replace(target)
+        sync(target.parent)
     finally:
         Path(temporary).unlink(missing_ok=True)
 
 
 def _bytes_of(file: CheckpointFile, entry: TensorEntry) -> Iterator[bytes]:
-    position, end = entry.offset, entry.offset + entry.nbytes
-    while position < end:
-        try:
-            part = os.pread(file.fd, min(STEP, end - position), position)
-        except OSError as error:
-            raise CheckpointError(f"{file.path} cannot be read at byte {position}: {error.strerror}") from error
-        if not part:
-            raise CheckpointError(f"{file.path} ends at byte {position}; it was truncated while it was being read")
-        yield part
-        position += len(part)
+    end = entry.offset + entry.nbytes
+    for position in range(entry.offset, end, STEP):
+        yield read_exactly(file, min(STEP, end - position), position)

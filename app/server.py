@@ -5,6 +5,8 @@ Nothing here imports torch: importing it is a stage.
 
 import asyncio
 import contextlib
+import faulthandler
+import resource
 import socket
 from collections.abc import AsyncIterator
 from functools import partial
@@ -192,6 +194,9 @@ def _bind_file(path: Path) -> socket.socket:
 
 def serve(settings: Settings, console: Console) -> int:
     """Run the sidecar until it is told to leave; returns the exit code after a drain (0)."""
+    # What ends a process without a word (a file truncated under its mapping, a fault in native code) is told.
+    faulthandler.enable()
+    _raise_file_limit()
     sidecar = Sidecar(settings, ProcessClock(), console, endings.end_process, endings.after_ready)
     listening = bind(settings.http)
     app: ASGIApp = Edge(create_app(sidecar), lambda: sidecar.drain.begun)
@@ -213,6 +218,13 @@ def serve(settings: Settings, console: Console) -> int:
         return sidecar.startup.error.exit_code
     log.info("drained")
     return 0
+
+
+def _raise_file_limit() -> None:
+    """Shards take two descriptors each, connections one; the soft limit is for programs that use select."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard) if hard != resource.RLIM_INFINITY else soft, hard))
 
 
 def _address(listening: socket.socket) -> str:

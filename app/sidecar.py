@@ -37,6 +37,7 @@ from app.stages.prove_answers import ProvenModel
 from app.stages.rehearse_requests import Rehearsal
 from app.startup import Startup
 from app.weights import ResidentWeights
+from app.weights.watch import FileWatch
 
 # While libraries are imported on another thread, the event loop waits this long for the interpreter lock at most.
 STARTUP_SWITCH_INTERVAL_S = 0.001
@@ -76,6 +77,7 @@ class Sidecar:
     lag_s: float = 0.0
     closed: bool = False
     late: LateCompiles = field(default_factory=LateCompiles)
+    files: FileWatch = field(default_factory=lambda: FileWatch(()))
 
     def __post_init__(self) -> None:
         """Make the parts; nothing runs yet but the device thread, which waits."""
@@ -119,17 +121,9 @@ class Sidecar:
             Check("shutdown", self.drain.why_not),
         )
 
-    def _weights_changed(self) -> str | None:
-        """Return that a file was changed whose mapped pages are the model, or None; a restart loads it anew."""
-        resident = self.startup.values.get(ResidentWeights)
-        if resident is None or not self.startup.finished:
-            return None
-        files = (resident.checkpoint.files[number] for number in resident.memory.maps)
-        return next((f"{told}: restart" for file in files if (told := file.changed_in_place())), None)
-
     def _stage_check(self, name: str) -> Check:
         if name == "read-weights":
-            why_not = lambda: self.startup.view(name).reason or self._weights_changed()  # noqa: E731
+            why_not = lambda: self.startup.view(name).reason or self.files.why_not()  # noqa: E731
             return Check(name, why_not, lambda: self.startup.view(name).ratio)
         return Check(name, lambda: self.startup.view(name).reason, lambda: self.startup.view(name).ratio)
 
@@ -195,6 +189,8 @@ class Sidecar:
             gc.enable()
         proven: ProvenModel = self.startup.values[ProvenModel]
         self.late.arm()
+        self.files = FileWatch(self.startup.values[ResidentWeights].mapped_files)
+        self.files.start()
         self.servable = self._executor(proven, self.requests)
         self.start_report = self.report()
         with contextlib.suppress(OSError):

@@ -87,10 +87,11 @@ def memory_rows(values: Mapping[Any, Any]) -> tuple[Row, ...]:
     plan, resident, loaded = values.get(Preflight), values.get(ResidentWeights), values.get(LoadedModel)
     rows = {name: Row(name) for name in ledger.OBJECTS}
     if plan:
-        layout = resident.memory.layout if resident else plan.layout
-        rows |= {row.name: row for row in plan.rows(layout)}
+        layout = resident.memory.layout if resident else plan.choice.layout
+        rows |= {row.name: row for row in plan.rows(values[Checkpoint], layout)}
     if resident:
-        copied = resident.copied_bytes + (loaded.copied_bytes if loaded else 0)
+        own = resident.copied_bytes
+        copied = None if own is None else own + (loaded.copied_bytes if loaded else 0)
         _measure(rows, "checkpoint_mapped", sum(len(one) for one in resident.memory.maps.values()))
         _measure(rows, "checkpoint_resident", resident.resident_bytes)
         _measure(rows, "anonymous_copies", copied)
@@ -106,7 +107,7 @@ def memory_rows(values: Mapping[Any, Any]) -> tuple[Row, ...]:
     return (*rows.values(), *books.process_rows(), books.cgroup_row())
 
 
-def _measure(rows: dict[str, Row], name: str, held: int, peak: int | None = None) -> None:
+def _measure(rows: dict[str, Row], name: str, held: int | None, peak: int | None = None) -> None:
     rows[name] = replace(rows[name], measured_bytes=held, peak_bytes=held if peak is None else peak)
 
 

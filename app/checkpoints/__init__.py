@@ -8,42 +8,36 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from app import plugins
+from app.checkpoints._file import (
+    PUBLISH,
+    TOO_MANY_FILES,
+    CheckpointFile,
+    FileStamp,
+    file_stamp,
+    fill,
+    read_at,
+    read_exactly,
+)
 from app.errors import CheckpointError
 
-FileStamp = tuple[int, int, int, int]
-
-
-def file_stamp(status: os.stat_result) -> FileStamp:
-    """Return what identifies the content of a file without reading it: device, inode, size, modification time."""
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointFile:
-    """One open file of a checkpoint; the stamp tells later whether it is still the same file."""
-
-    path: Path
-    fd: int
-    size: int
-    stamp: FileStamp
-
-    def changed_in_place(self) -> str | None:
-        """Say that the content is not what it was when the file was opened, or None."""
-        changed = file_stamp(os.fstat(self.fd)) != self.stamp
-        return f"{self.path} was changed in place after it was opened" if changed else None
-
-    def changed(self) -> str | None:
-        """Say how the file, or the file that its path names by now, differs from what was opened, or None.
-
-        Where a path names another file, a set of shards may be half old and half new.
-        """
-        if told := self.changed_in_place():
-            return told
-        try:
-            replaced = file_stamp(self.path.stat()) != self.stamp
-        except OSError as error:
-            return f"{self.path} went away after it was opened ({error.strerror})"
-        return f"{self.path} was replaced after it was opened" if replaced else None
+__all__ = [
+    "PUBLISH",
+    "TOO_MANY_FILES",
+    "Checkpoint",
+    "CheckpointFile",
+    "CheckpointFormat",
+    "FileStamp",
+    "Opaque",
+    "Piece",
+    "Scan",
+    "TensorEntry",
+    "file_stamp",
+    "fill",
+    "open_checkpoint",
+    "read_at",
+    "read_exactly",
+    "scan_checkpoint",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +74,19 @@ class TensorEntry:
         return self.pieces or (self.file, self.offset, self.nbytes, self.shape, self.stride)
 
 
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """Stands for a value of a checkpoint that is not read; `what` names its kind."""
+
+    what: str
+
+
 @dataclass(slots=True)
 class Scan:
     """What was found at a path so far; formats fill it, problems and all.
 
-    `objects`: entries that are no tensors (extra state). `notes`: what was left aside or guessed, in words.
+    `objects`: entries that are no tensors (extra state). `versions`: module → version of its state's format, where the
+    file says it. `notes`: what was left aside or guessed, in words.
     """
 
     path: Path
@@ -92,6 +94,7 @@ class Scan:
     files: list[CheckpointFile] = field(default_factory=list)
     tensors: dict[str, TensorEntry] = field(default_factory=dict)
     objects: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -102,6 +105,8 @@ class Scan:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except (OSError, ValueError) as error:
             told = getattr(error, "strerror", None) or error
+            if getattr(error, "errno", None) in TOO_MANY_FILES:
+                told = f"{told}; raise the limit of open files (ulimit -n)"
             gone = f" (a link to {path.readlink()}; was the download complete?)" if path.is_symlink() else ""
             self.problems.append(f"{path} cannot be opened: {told}{gone}")
             return None
@@ -135,6 +140,7 @@ class Checkpoint:
     files: tuple[CheckpointFile, ...]
     tensors: Mapping[str, TensorEntry]
     objects: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
@@ -181,7 +187,8 @@ def open_checkpoint(path: Path, trust_pickle: bool = False) -> Checkpoint:
     if scan.problems:
         scan.close()
         raise CheckpointError(f"{path} is not a complete checkpoint: {len(scan.problems)} problem(s)", scan.problems)
-    return Checkpoint(path, scan.format, tuple(scan.files), scan.tensors, scan.objects, tuple(scan.notes))
+    files, notes = tuple(scan.files), tuple(scan.notes)
+    return Checkpoint(path, scan.format, files, scan.tensors, scan.objects, scan.versions, notes)
 
 
 def scan_checkpoint(path: Path, trust_pickle: bool = False) -> Scan:
@@ -199,8 +206,10 @@ def scan_checkpoint(path: Path, trust_pickle: bool = False) -> Scan:
 
 
 def _format_of(path: Path) -> type[CheckpointFormat]:
-    if not path.exists():
-        raise CheckpointError(f"{path} does not exist; model.checkpoint names a directory or a file")
+    try:
+        path.stat()
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist; model.checkpoint names a directory or a file") from None
     formats = [plugins.load(__name__, name, CheckpointFormat) for name in plugins.names(__name__)]
     found = {one: names for one in formats if (names := one.files(path))}
     if not found:

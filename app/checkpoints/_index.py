@@ -49,11 +49,14 @@ def _from_index(scan: Scan, index: Path, names: Iterable[str]) -> Expected:
         scan.problems.append(f"{index.name} is no index: {type(error).__name__}: {error}")
         return {}
     expected: Expected = {}
+    held: dict[str, list[str]] = {}
+    for name, shard in weight_map.items():
+        held.setdefault(shard, []).append(name)
     for shard in sorted(shards):
         if Path(shard).name != shard or shard in {"", ".", ".."} or "\0" in shard:
             scan.problems.append(f"{index.name} names {shard!r}, which is not a file name beside it")
             continue
-        expected[index.parent / shard] = frozenset(name for name, where in weight_map.items() if where == shard)
+        expected[index.parent / shard] = frozenset(held[shard])
     scan.problems += [
         f"{name} is not named by {index.name}; remove it, make the index anew, or let model.checkpoint name the index"
         for name in sorted(set(names) - shards)

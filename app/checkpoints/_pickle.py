@@ -51,13 +51,6 @@ class Persistent:
     id: object
 
 
-@dataclass(frozen=True, slots=True)
-class Opaque:
-    """Stands for a value of a checkpoint that is not read; `what` names its kind."""
-
-    what: str
-
-
 DICT, SET, FROZENSET = (Global("builtins", name) for name in ("dict", "set", "frozenset"))
 
 

@@ -4,13 +4,12 @@ The pickle in them is read as data, so neither trust nor torch is needed.
 """
 
 import io
-import os
 import struct
 import zipfile
 from collections.abc import Mapping
 from math import prod
 
-from app.checkpoints import TensorEntry
+from app.checkpoints import TensorEntry, read_at
 from app.checkpoints._pickle import BYTES_LIMIT, DICT, Call, Global, Persistent, PickleError, read_pickle
 from app.dtypes import item_bytes, size_bytes
 
@@ -69,7 +68,7 @@ class Archive:
 
     def __init__(self, fd: int, start: int, length: int) -> None:
         self._fd, self._start, self._length = fd, start, length
-        head = read_at(fd, min(length, 16), start)
+        head = read_or_fail(fd, min(length, 16), start)
         if head.startswith(b"\x80"):
             raise ArchiveError("the format of torch before 1.6; load it with torch and save it again")
         if not head.startswith(_LOCAL_MAGIC):
@@ -122,7 +121,7 @@ class Archive:
         entry = self._table.get(name)
         if entry is None or not 0 <= entry.header_offset < self._length:
             raise ArchiveError(f"needs {name}, which is not in the archive")
-        header = read_at(self._fd, _LOCAL_HEADER.size, self._start + entry.header_offset)
+        header = read_or_fail(self._fd, _LOCAL_HEADER.size, self._start + entry.header_offset)
         if len(header) < _LOCAL_HEADER.size or not header.startswith(_LOCAL_MAGIC):
             raise ArchiveError(f"needs {name}, which is not where the archive's table says")
         flags, method, name_length, extra_length = _LOCAL_HEADER.unpack(header)
@@ -138,7 +137,7 @@ class Archive:
         place, count = self._locate(name)
         if count > BYTES_LIMIT:
             raise ArchiveError(f"needs {name}, which has {count} bytes, more than {BYTES_LIMIT}")
-        return read_at(self._fd, count, place)
+        return read_or_fail(self._fd, count, place)
 
 
 def _view(value: object) -> tuple[object, str | None, int, tuple[int, ...], tuple[int, ...]]:
@@ -211,15 +210,12 @@ def _directory(fd: int, start: int, length: int) -> Mapping[str, zipfile.ZipInfo
     return table
 
 
-def read_at(fd: int, count: int, offset: int) -> bytes:
-    """Return bytes of a file, fewer only at its end; file systems on the network may give less than asked for."""
-    found = b""
+def read_or_fail(fd: int, count: int, offset: int) -> bytes:
+    """Return bytes of a file, fewer only at its end; raises ArchiveError."""
     try:
-        while len(found) < count and (more := os.pread(fd, count - len(found), offset + len(found))):
-            found += more
+        return read_at(fd, count, offset)
     except OSError as error:
         raise ArchiveError(f"cannot be read at byte {offset}: {error.strerror}; check the disk") from error
-    return found
 
 
 class _Range(io.RawIOBase):
@@ -232,7 +228,7 @@ class _Range(io.RawIOBase):
     def tell(self) -> int:
         return self._position
 
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         position = offset + (0, self._position, self._length)[whence]
         if position < 0:
             raise OSError("a place before the begin")
@@ -244,6 +240,6 @@ class _Range(io.RawIOBase):
         count = rest if size is None or size < 0 else min(size, rest)
         if count > DIRECTORY_LIMIT:
             raise OSError(f"a table of {count} bytes, more than {DIRECTORY_LIMIT}")
-        found = read_at(self._fd, count, self._start + self._position) if count else b""
+        found = read_or_fail(self._fd, count, self._start + self._position) if count else b""
         self._position += len(found)
         return found

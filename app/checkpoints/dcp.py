@@ -11,9 +11,9 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
-from app.checkpoints import Piece, Scan, TensorEntry
-from app.checkpoints._pickle import BYTES_LIMIT, DICT, Call, Global, Opaque, read_pickle
-from app.checkpoints._torch_archive import DTYPES, Archive, ArchiveError, numbers_of, pairs_of, read_at
+from app.checkpoints import Opaque, Piece, Scan, TensorEntry
+from app.checkpoints._pickle import BYTES_LIMIT, DICT, Call, Global, read_pickle
+from app.checkpoints._torch_archive import DTYPES, Archive, ArchiveError, numbers_of, pairs_of, read_or_fail
 from app.dtypes import size_bytes
 
 METADATA = ".metadata"
@@ -52,7 +52,7 @@ class Dcp:
             )
         elif (number := scan.open_file(path / METADATA)) is not None:
             try:
-                _Reader(scan, read_pickle(read_at(scan.files[number].fd, BYTES_LIMIT + 1, 0))).read()
+                _Reader(scan, read_pickle(read_or_fail(scan.files[number].fd, BYTES_LIMIT + 1, 0))).read()
             except ValueError as error:
                 scan.problems.append(f"{METADATA} is not what torch.distributed.checkpoint writes: {error}")
 
@@ -160,7 +160,7 @@ class _Reader:
             entry = archive.entry(name, archive.root, number)
         except ArchiveError as error:
             other = "safetensors; save it with SerializationFormat.TORCH_SAVE"
-            raise ArchiveError(f"{place}: {other if read_at(file.fd, 9, 0)[8:] == b'{' else error}") from error
+            raise ArchiveError(f"{place}: {other if read_or_fail(file.fd, 9, 0)[8:] == b'{' else error}") from error
         if (entry.dtype, entry.shape) != (tensor.dtype, size):
             both = f"{entry.dtype}{list(entry.shape)} there, {tensor.dtype}{list(size)} in {METADATA}"
             raise ArchiveError(f"{place}: {both}")

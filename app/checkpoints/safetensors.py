@@ -5,15 +5,13 @@ Format: https://huggingface.co/docs/safetensors - eight bytes little-endian leng
 
 import json
 import math
-import os
 import struct
 from collections.abc import Iterator
-from itertools import accumulate
-from operator import mul
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from app.checkpoints import CheckpointFile, Scan, TensorEntry
+from app.checkpoints import CheckpointFile, Scan, TensorEntry, read_at
 from app.checkpoints._index import INDEX, compare_with_index, expected_files
 from app.dtypes import BITS, WITHOUT_TORCH, size_bytes
 
@@ -22,6 +20,9 @@ SUFFIX = ".safetensors"
 HEADER_LIMIT = 100_000_000
 # The most that torch gives a tensor.
 DIMENSIONS = 64
+# More elements than any memory holds: beyond it the reference implementation's own counting ends.
+LARGEST = 1 << 60
+FIELDS = frozenset({"dtype", "shape", "data_offsets"})
 # Names of tensors that hold no weights but keep the others aligned; `inspect --repack` writes them.
 PADDING_KEY = "warmgate.padding"
 
@@ -60,11 +61,7 @@ def _read_header(scan: Scan, number: int) -> tuple[list[TensorEntry], frozenset[
     """Return the tensors of one file and which of them are padding."""
     file = scan.files[number]
     name = file.path.name
-    try:
-        head = os.pread(file.fd, 8, 0)
-    except OSError as error:
-        scan.problems.append(f"{name} cannot be read: {error.strerror}")
-        return [], frozenset()
+    head = read_at(file.fd, 8, 0)
     length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
     if not 2 <= length <= min(HEADER_LIMIT, file.size - 8):
         scan.problems.append(
@@ -72,7 +69,7 @@ def _read_header(scan: Scan, number: int) -> tuple[list[TensorEntry], frozenset[
         )
         return [], frozenset()
     try:
-        text = os.pread(file.fd, length, 8).decode()
+        text = read_at(file.fd, length, 8).decode()
         rows = json.loads(
             text, object_pairs_hook=_no_name_twice, parse_int=_whole, parse_float=_finite, parse_constant=_finite
         )
@@ -89,8 +86,8 @@ def _read_header(scan: Scan, number: int) -> tuple[list[TensorEntry], frozenset[
 
 def metadata_of(file: CheckpointFile) -> dict[str, str]:
     """Return the texts that a valid file carries about itself."""
-    length = struct.unpack("<Q", os.pread(file.fd, 8, 0))[0]
-    found: dict[str, str] = json.loads(os.pread(file.fd, length, 8)).get("__metadata__", {})
+    length = struct.unpack("<Q", read_at(file.fd, 8, 0))[0]
+    found: dict[str, str] = json.loads(read_at(file.fd, length, 8)).get("__metadata__", {})
     return found
 
 
@@ -112,7 +109,9 @@ def _no_name_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     for name, value in pairs:
         if name in found:
             raise ValueError(f"{name!r} is there twice")
-        name.encode()  # half a surrogate pair is no text
+        for text in (name, value):
+            if isinstance(text, str):
+                text.encode()  # half a surrogate pair is no text
         found[name] = value
     return found
 
@@ -146,12 +145,14 @@ def _described(row: Any) -> tuple[str, tuple[int, ...], int]:
         raise ValueError("has no dtype, shape and data_offsets") from None
     if not isinstance(shape, list) or not isinstance(row["data_offsets"], list):
         raise ValueError("has no dtype, shape and data_offsets")
+    if nested := [name for name, value in row.items() if name not in FIELDS and isinstance(value, dict | list)]:
+        raise ValueError(f"has {nested[0]}, which is not of this format")
     if len(shape) > DIMENSIONS or not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
         raise ValueError(
             f"has shape {shape[:DIMENSIONS]} at {[begin, end]}, expected whole numbers from 0 and at most {DIMENSIONS} "
             f"dimensions"
         )
-    if any(size >= 1 << 64 for size in accumulate(shape, mul)):
+    if prod(size for size in shape if size) >= LARGEST:
         raise ValueError(f"has shape {shape}, more elements than can be counted")
     if not isinstance(dtype, str) or dtype not in BITS or dtype == "C128":
         why = "for which torch has no type" if str(dtype) in WITHOUT_TORCH else "which cannot be read here"

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from app.checkpoints import Scan
+from app.checkpoints import Opaque, Scan
 from app.checkpoints._index import INDEX, compare_with_index, expected_files
-from app.checkpoints._pickle import Call, Global, Opaque, Persistent, children
+from app.checkpoints._pickle import Call, Global, Persistent, children
 from app.checkpoints._torch_archive import Archive, ArchiveError, pairs_of
 
 SUFFIXES = (".bin", ".pt", ".pth")
@@ -101,6 +101,7 @@ def _weights(scan: Scan, file: str, root: object) -> Pairs | None:
     wrapped = dict(_mappings(pairs))
     if len(wrapped) == 1:
         ((taken, inside),) = wrapped.items()
+        scan.versions |= _versions(next(value for key, value in pairs if key == taken))
         others = _listing([(key, value) for key, value in pairs if key != taken])
         scan.notes.append(f"{file}: the weights are what it holds as {taken}; left aside: {others}")
         return inside
@@ -109,12 +110,25 @@ def _weights(scan: Scan, file: str, root: object) -> Pairs | None:
             f"{file}: {', '.join(wrapped)} hold tensors by name; which are the weights is unknown, torch.save only them"
         )
     elif any(is_tensor(value) for _, value in pairs):
+        scan.versions |= _versions(root)
         return pairs
     else:
         scan.problems.append(
             f"{file}: holds no tensors by name, but {_listing(pairs)}; torch.save the model's state_dict()"
         )
     return None
+
+
+def _versions(mapping: object) -> dict[str, int]:
+    """Return module → version, which a state dict carries as an attribute: modules read older formats by it."""
+    state = pairs_of(mapping.state) if isinstance(mapping, Call) else None
+    listed = pairs_of(dict(_texts(state)).get("_metadata")) or []
+    found = ((module, dict(_texts(pairs_of(about))).get("version")) for module, about in _texts(listed))
+    return {module: version for module, version in found if isinstance(version, int)}
+
+
+def _texts(pairs: Pairs | None) -> Iterator[tuple[str, object]]:
+    yield from ((key, value) for key, value in pairs or [] if isinstance(key, str))
 
 
 def _mappings(pairs: Pairs) -> Iterator[tuple[str, Pairs]]:

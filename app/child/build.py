@@ -20,6 +20,7 @@ from app.errors import ArtifactError
 from app.samples import sample_inputs
 from app.settings import Settings
 from app.weights import Skeleton
+from app.weights.aliases import repoint
 from app.weights.skeleton import build_skeleton, strides_of
 
 OPTIONS = {
@@ -45,9 +46,14 @@ def work(given: Work) -> dict[str, Any]:
         raise ArtifactError(
             f"modules keep state beside their tensors ({', '.join(states)}), which code compiled without weights misses"
         )
+    if views := sorted(alias.name for alias in skeleton.aliases if not alias.same):
+        raise ArtifactError(
+            f"{', '.join(views)} look(s) into weights, which code compiled without weights cannot follow"
+        )
     constants = {n: b for n, b in skeleton.module.named_buffers(remove_duplicate=False) if not b.is_meta}
     constants |= {n: p for n, p in skeleton.module.named_parameters(remove_duplicate=False) if not p.is_meta}
     _give_memory(skeleton.module)
+    repoint(skeleton.module, skeleton.aliases)
     tell()
     packages = []
     buckets: tuple[Bucket | None, ...] = settings.buckets if settings.compile.specialize == "bucket" else (None,)
@@ -86,19 +92,21 @@ def _compiler_version() -> str:
 
 
 def _give_memory(module: nn.Module) -> None:
-    """Replace meta parameters by memory that is never touched: the compiler asks for strides and devices, not values.
+    """Replace tensors on meta by memory that is never touched: the compiler asks for strides and devices, not values.
 
-    Tied parameters stay one object, since the exported graph must see them as one.
+    Tied ones stay one object, since the exported graph must see them as one.
     """
-    made: dict[int, nn.Parameter] = {}
+    made: dict[int, torch.Tensor] = {}
     for part in module.modules():
-        for name, old in part._parameters.items():
-            if old is None or not old.is_meta:
-                continue
-            if id(old) not in made:
-                empty = torch.empty_strided(old.shape, strides_of(old), dtype=old.dtype)
-                made[id(old)] = nn.Parameter(empty, requires_grad=False)
-            part._parameters[name] = made[id(old)]
+        for home in (part._parameters, part._buffers):
+            for name, old in home.items():
+                if old is None or not old.is_meta:
+                    continue
+                if id(old) not in made:
+                    empty = torch.empty_strided(old.shape, strides_of(old), dtype=old.dtype)
+                    is_parameter = isinstance(old, nn.Parameter)
+                    made[id(old)] = nn.Parameter(empty, requires_grad=False) if is_parameter else empty
+                home[name] = made[id(old)]
 
 
 def _export(settings: Settings, module: nn.Module, bucket: Bucket | None) -> Any:

@@ -11,6 +11,7 @@ from app.artifacts import Artifact
 from app.buckets import Bucket
 from app.errors import ArtifactError
 from app.weights import LoadedModel
+from app.weights.dtypes import same_bits
 
 
 class EagerEngine:
@@ -19,9 +20,9 @@ class EagerEngine:
     plugin = True
     name = "eager"
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, read_only: frozenset[str]) -> None:
         self._module = module
-        self._before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        self._before = {name: buffer.clone() for name, buffer in module.named_buffers() if name not in read_only}
 
     @classmethod
     def open(cls, model: LoadedModel, artifact: Artifact | None) -> Self:
@@ -29,7 +30,7 @@ class EagerEngine:
         del artifact
         if model.module is None:
             raise ArtifactError("the eager engine needs the installed module")
-        return cls(model.module)
+        return cls(model.module, model.read_only)
 
     @property
     def dynamic(self) -> bool:
@@ -39,7 +40,7 @@ class EagerEngine:
     def changed_buffers(self) -> tuple[str, ...]:
         """Return the buffers that forward has changed: what it answers then depends on who asked before."""
         now = dict(self._module.named_buffers())
-        return tuple(name for name, before in self._before.items() if not torch.equal(now[name], before))
+        return tuple(name for name, before in self._before.items() if not same_bits(now[name], before))
 
     def run(self, inputs: Sequence[torch.Tensor], bucket: Bucket | None) -> Sequence[torch.Tensor]:
         """Call the module and flatten what it returns, in the order that torch flattens mappings and tuples."""

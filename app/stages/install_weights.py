@@ -22,6 +22,7 @@ def install_weights(
     from app.engines.aot import stored_constants
     from app.weights import install
 
+    resident.check_unchanged()
     checkpoint, memory = resident.checkpoint, resident.memory
     if skeleton is not None:
         plan = plan_weights(skeleton.table, checkpoint, settings.model)
@@ -36,6 +37,6 @@ def install_weights(
     progress.advance(len(plan.sources))
     progress.say(
         f"{len(plan.rebuilt)} rebuilt, {len(loaded.table.ties)} tied, {len(plan.cast)} cast, "
-        f"{bytes_text(resident.copied_bytes + loaded.copied_bytes)} copied"
+        f"{bytes_text((resident.copied_bytes or 0) + loaded.copied_bytes)} copied"
     )
     return loaded

@@ -10,7 +10,7 @@ from app.ledger import Books, Room, Row
 from app.progress import Progress
 from app.settings import Settings
 from app.units import bytes_text
-from app.weights.choosing import choose_layout
+from app.weights.choosing import Choice, choose_layout
 from app.weights.digests import expected_digests
 from app.weights.layout import Layout
 from app.weights.reading import planned_staging
@@ -18,20 +18,16 @@ from app.weights.reading import planned_staging
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """The weights fit beside what is in use already, and how they will lie in memory.
+    """The weights fit beside what is in use already, and how they will lie in memory; `digests`: sha256 by file."""
 
-    `measure`: the mapping is on a file system that is not known to be local. `digests`: sha256 by file.
-    """
-
-    layout: Layout
-    measure: bool
+    choice: Choice
     digests: Mapping[str, str]
     staging_bytes: int
 
-    def rows(self, layout: Layout) -> tuple[Row, ...]:
+    def rows(self, checkpoint: Checkpoint, layout: Layout) -> tuple[Row, ...]:
         """Return the planned ledger; what only the model can tell (rebuilt buffers, constants) is not planned here."""
         return (
-            Row("checkpoint_mapped", planned_bytes=layout.mapped_bytes),
+            Row("checkpoint_mapped", planned_bytes=sum(checkpoint.files[number].size for number in layout.mapped)),
             Row("checkpoint_resident", planned_bytes=layout.mapped_bytes),
             Row("anonymous_copies", planned_bytes=layout.slab_bytes),
             Row("staging", planned_bytes=self.staging_bytes),
@@ -41,7 +37,8 @@ class Preflight:
 @stage(Lane.DISK)
 def preflight(settings: Settings, checkpoint: Checkpoint, progress: Progress) -> Preflight:
     """Give the plan of memory; raises ResourceError with need, limit, what counts and what to change."""
-    layout, measure = choose_layout(checkpoint, settings.model.reading, settings.model.cast)
+    choice = choose_layout(checkpoint, settings.model.reading, settings.model.cast)
+    layout = choice.layout
     digests = expected_digests(settings.model.sha256, checkpoint)
     staging = planned_staging(layout, settings.memory.staging_bytes, bool(digests))
     books = Books()
@@ -49,10 +46,12 @@ def preflight(settings: Settings, checkpoint: Checkpoint, progress: Progress) ->
     if (own := settings.memory.host_limit_bytes) is not None:
         room = min(room, Room("memory.host_limit_bytes", own, books.own_bytes()), key=lambda one: one.free_bytes)
     reserve = int(room.limit_bytes * settings.memory.reserve_ratio)
-    need = layout.mapped_bytes + layout.slab_bytes + staging + reserve
+    # The pages of a file that is memory itself count as used already.
+    mapped = 0 if choice.in_memory else layout.mapped_bytes
+    need = mapped + layout.slab_bytes + staging + reserve
     if need > room.free_bytes:
         raise ResourceError(
-            f"{checkpoint.path} does not fit into memory: {need} bytes are needed ({layout.mapped_bytes} mapped, "
+            f"{checkpoint.path} does not fit into memory: {need} bytes are needed ({mapped} mapped, "
             f"{layout.slab_bytes} copied, {staging} staging, {reserve} reserve), {room.free_bytes} are free of the "
             f"{room.limit_bytes} of {room.where} ({room.used_bytes} anonymous and shared memory in use; page cache "
             f"does not count); raise the memory limit, or lower memory.reserve_ratio"
@@ -61,4 +60,4 @@ def preflight(settings: Settings, checkpoint: Checkpoint, progress: Progress) ->
         f"{layout.mode}: {layout.why}; {bytes_text(need - reserve)} of weights, {bytes_text(room.free_bytes)} free "
         f"of {bytes_text(room.limit_bytes)}"
     )
-    return Preflight(layout, measure, digests, staging)
+    return Preflight(choice, digests, staging)

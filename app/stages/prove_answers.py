@@ -52,6 +52,7 @@ def prove_answers(
     try:
         rows = _prove(settings, warm, reference, progress)
     except WarmupError as error:
+        resident.check_unchanged()
         if reference.kind != "golden":
             raise
         progress.say(f"the record disagrees ({error}); asking the module")

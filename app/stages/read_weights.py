@@ -15,8 +15,8 @@ from app.weights.reading import read_resident
 @stage(Lane.DISK)
 def read_weights(settings: Settings, checkpoint: Checkpoint, plan: Preflight, progress: Progress) -> ResidentWeights:
     """Give weights whose every byte is in memory, mapped or in memory of our own; raises CheckpointError."""
-    layout = plan.layout
-    if plan.measure:
+    layout = plan.choice.layout
+    if plan.choice.measure:
         layout = probe_mapping(checkpoint, layout, settings.model.cast)
     read = read_resident(checkpoint, layout, progress, settings.memory.staging_bytes, plan.digests)
     for warning in read.warnings:

@@ -15,6 +15,7 @@ from app.servable import Array
 from app.serving.forward import Forward
 from app.settings import Settings
 from app.stages.bind_engine import BoundEngine
+from app.weights import ResidentWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +29,13 @@ class WarmEngine:
 
 
 @stage(Lane.DEVICE)
-def warm_buckets(settings: Settings, engine: BoundEngine, progress: Progress) -> WarmEngine:
+def warm_buckets(settings: Settings, engine: BoundEngine, resident: ResidentWeights, progress: Progress) -> WarmEngine:
     """Give the warm engine; raises WarmupError when a required bucket fails or the budget runs out before it.
 
     An optional bucket that fails is reported and not promised: its shapes fall under the policy for uncovered ones.
     """
+    # A build may have taken minutes: a file that was truncated meanwhile would end the process without a word.
+    resident.check_unchanged()
     buckets = engine.forward.coverage.buckets
     rows = {bucket.name: BucketReport(bucket.name, bucket.required) for bucket in buckets}
     inputs: dict[str, Mapping[str, Array]] = {}

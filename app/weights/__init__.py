@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from app.checkpoints import Checkpoint
+from app.checkpoints import PUBLISH, Checkpoint, CheckpointFile
+from app.errors import CheckpointError
 from app.weights.memory import Memory
 from app.weights.plan import ModelTable, WeightsPlan
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from app.weights.aliases import Alias
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,7 @@ class ResidentWeights:
     `fingerprint`: sha256 over names, dtypes, shapes and samples of every tensor: other weights have another one,
     short of differences that no sample meets. `verified`: file → sha256 that was asked for and found.
     `staging_bytes`: the scratch memory that reading took, given back since. `resident_bytes`, `copied_bytes`: what was
-    measured of mappings and slab.
+    measured of mappings and slab; None where the kernel does not tell.
     """
 
     checkpoint: Checkpoint
@@ -31,8 +34,19 @@ class ResidentWeights:
     seconds: float
     file_cache: str
     staging_bytes: int
-    resident_bytes: int
-    copied_bytes: int
+    resident_bytes: int | None
+    copied_bytes: int | None
+
+    @property
+    def mapped_files(self) -> "tuple[CheckpointFile, ...]":
+        """The files whose pages are used where they are."""
+        return tuple(self.checkpoint.files[number] for number in self.memory.maps)
+
+    def check_unchanged(self) -> None:
+        """Raise CheckpointError where a mapped file is no longer what was read."""
+        for file in self.mapped_files:
+            if told := file.changed_in_place():
+                raise CheckpointError(f"{told}, and its mapped pages are the model; {PUBLISH}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +54,15 @@ class Skeleton:
     """A module in evaluation mode whose parameters are on meta and whose buffers have their ordinary values.
 
     `construction`: how it was built, where that was not on the meta device, and why; empty otherwise. `attributes`:
-    names of plain tensor attributes that took the value of an ordinary construction.
+    names of plain tensor attributes that took the value of an ordinary construction. `aliases`: unstored tensors that
+    show stored ones.
     """
 
     module: "nn.Module"
     table: ModelTable
     construction: str = ""
     attributes: tuple[str, ...] = ()
+    aliases: "tuple[Alias, ...]" = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +70,8 @@ class LoadedModel:
     """Weights with data, nothing on meta; the module only where something will run it.
 
     `tensors`: every name a parameter or buffer is known by, ties under each of their names. `copied_bytes`: what had
-    to be copied into other strides. `rebuilt_bytes`, `constant_bytes`: values that no checkpoint holds.
+    to be copied. `rebuilt_bytes`, `constant_bytes`: values that no checkpoint holds. `read_only`: buffers of the module
+    that cannot be written to.
     """
 
     tensors: Mapping[str, "Tensor"]
@@ -64,3 +81,4 @@ class LoadedModel:
     copied_bytes: int
     rebuilt_bytes: int
     constant_bytes: int
+    read_only: frozenset[str] = frozenset()

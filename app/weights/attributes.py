@@ -6,26 +6,26 @@ from typing import Any
 import torch
 from torch import nn
 
-# A module's name, an attribute of it, and the way from there to a tensor through lists, tuples and mappings.
-Place = tuple[str, str, tuple[Any, ...]]
+# A module's name, an attribute of it, the way from there through lists, tuples and mappings, and what lies there.
+Place = tuple[str, str, tuple[Any, ...], torch.Tensor]
 _OWN_NAMES = frozenset(nn.Module().__dict__)
 _DEPTH = 4
 
 
-def tensors_on_meta(module: nn.Module) -> Iterator[Place]:
-    """Yield where plain tensor attributes on meta are."""
+def plain_tensors(module: nn.Module) -> Iterator[Place]:
+    """Yield the tensors in plain attributes, up to four containers deep."""
     for prefix, part in module.named_modules(remove_duplicate=False):
         for name, value in vars(part).items():
             if name not in _OWN_NAMES:
-                yield from ((prefix, name, path) for path in _paths(value, _DEPTH))
+                yield from ((prefix, name, path, tensor) for path, tensor in _inside(value, _DEPTH))
 
 
-def _paths(value: Any, depth: int) -> Iterator[tuple[Any, ...]]:
+def _inside(value: Any, depth: int) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
     if isinstance(value, torch.Tensor):
-        yield from [()] if value.is_meta else []
+        yield (), value
     elif depth and isinstance(value, dict | list | tuple):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from ((key, *path) for path in _paths(item, depth - 1))
+            yield from (((key, *path), tensor) for path, tensor in _inside(item, depth - 1))
 
 
 def value_at(value: Any, path: tuple[Any, ...]) -> Any:

@@ -2,35 +2,61 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from app.checkpoints import Checkpoint, CheckpointFile
+from app.checkpoints import Checkpoint, CheckpointFile, fill
 from app.units import bytes_text
-from app.weights.filesystems import Reach, farthest
+from app.weights.filesystems import FileSystem, Reach, farthest
 from app.weights.layout import Layout, Mode, plan_layout
-from app.weights.memory import POPULATE_READ, Memory, address_of, populate
-from app.weights.reading import CALL, fill
+from app.weights.memory import POPULATE_READ, Memory, address_of, can_populate, populate
+from app.weights.reading import CALL
 
 # How much of a file a mapping of unknown speed is judged by, and below which share of plain reading it is given up.
 PROBE = 64 << 20
 ENOUGH = 0.5
+# What is smaller is noise; copying it costs nothing.
+SMALLEST_PROBE = 8 << 20
+IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 
 
-def choose_layout(checkpoint: Checkpoint, wanted: str, cast: str | None) -> tuple[Layout, bool]:
-    """Return the layout, and whether a mapping is still to be measured (`probe_mapping`) before it is relied on.
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A layout, and what is known of where the files lie.
 
-    `wanted` is auto, map or read; `cast` as for `plan_layout`.
+    `measure`: the mapping is to be measured (`probe_mapping`) before it is relied on. `in_memory`: the files are memory
+    themselves, so that mapping them takes none.
     """
-    if wanted != "auto":
-        mode: Mode = "map" if wanted == "map" else "read"
-        return plan_layout(checkpoint, mode, f"model.reading is {wanted}", cast), False
+
+    layout: Layout
+    measure: bool = False
+    in_memory: bool = False
+
+
+def choose_layout(checkpoint: Checkpoint, wanted: str, cast: str | None) -> Choice:
+    """Return how a checkpoint is to be read; `wanted` is auto, map or read, `cast` as for `plan_layout`."""
     if not checkpoint.files:
-        return plan_layout(checkpoint, "map", "there is nothing to read", cast), False
+        return Choice(plan_layout(checkpoint, "map", "there is nothing to read", cast))
     system = farthest(file.path for file in checkpoint.files)
-    mode = "read" if system.reach is Reach.NETWORK else "map"
-    why = f"{system.mount_point} is {system.type}, a {system.reach} file system"
-    if system.reach is Reach.UNKNOWN:
-        why = f"{system.mount_point} is {system.type}, not known to be local"
-    return plan_layout(checkpoint, mode, why, cast), system.reach is Reach.UNKNOWN
+    measure = False
+    if wanted == "auto":
+        mode, why, measure = _judge(system, max(file.size for file in checkpoint.files))
+    else:
+        mode, why = "map" if wanted == "map" else "read", f"model.reading is {wanted}"
+    return Choice(plan_layout(checkpoint, mode, why, cast), measure, system.type in IN_MEMORY)
+
+
+def _judge(system: FileSystem, largest: int) -> tuple[Mode, str, bool]:
+    """Return the mode, the reason, and whether it is to be measured."""
+    where = f"{system.mount_point} is {system.type}"
+    if system.reach is Reach.NETWORK:
+        return "read", f"{where}, a network file system", False
+    if not can_populate():
+        return "read", "this kernel, before 5.14, cannot bring a mapping into memory with faults as errors", False
+    if system.reach is Reach.LOCAL:
+        return "map", f"{where}, a local file system", False
+    if largest < SMALLEST_PROBE:
+        return "read", f"{where}, not known to be local, and too small to measure", False
+    return "map", f"{where}, not known to be local", True
 
 
 def probe_mapping(

@@ -27,28 +27,31 @@ def expected_digests(source: str | None, checkpoint: Checkpoint) -> dict[str, st
         raise CheckpointError(
             f"{checkpoint.path}: no sha256 is known for {', '.join(lacking)} ({where}); complete or unset model.sha256"
         )
-    return {file.path.name: known[file.path.name] for file in checkpoint.files}
+    wanted = {file.path.name: known[file.path.name] for file in checkpoint.files}
+    # A list of a whole tree may have one name in several directories.
+    if several := sorted(name for name, digests in wanted.items() if len(digests) > 1):
+        raise SettingsError(f"model.sha256 = {source!r} gives {several[0]} several sha256; list the checkpoint's alone")
+    return {name: digest for name, (digest,) in wanted.items()}
 
 
-def _listed(file: Path) -> Mapping[str, str]:
+def _listed(file: Path) -> Mapping[str, frozenset[str]]:
     try:
         rows = file.read_text().splitlines()
     except (OSError, ValueError) as error:
         raise SettingsError(
             f"model.sha256 = {str(file)!r} cannot be read: {error}; it names a list made by sha256sum, or is `snapshot`"
         ) from error
-    found: dict[str, str] = {}
+    found: dict[str, frozenset[str]] = {}
     for number, row in enumerate(rows, 1):
         if not row.strip() or row.startswith("#"):
             continue
         if (match := _LINE.fullmatch(row)) is None:
             raise SettingsError(f"{file} line {number} is not `<sha256>  <name>` as sha256sum writes it: {row[:80]!r}")
         name, digest = Path(match["name"]).name, match["digest"].lower()
-        if found.setdefault(name, digest) != digest:
-            raise SettingsError(f"{file} line {number} gives {name} another sha256 than a line before")
+        found[name] = found.get(name, frozenset()) | {digest}
     return found
 
 
-def _snapshot(checkpoint: Checkpoint) -> Mapping[str, str]:
+def _snapshot(checkpoint: Checkpoint) -> Mapping[str, frozenset[str]]:
     names = {file.path.name: file.path.resolve().name for file in checkpoint.files}
-    return {name: target for name, target in names.items() if _DIGEST.fullmatch(target)}
+    return {name: frozenset({target}) for name, target in names.items() if _DIGEST.fullmatch(target)}

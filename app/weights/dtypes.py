@@ -34,3 +34,14 @@ NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in TORCH.items()
 def name_of(dtype: torch.dtype) -> str:
     """Return the safetensors name of a torch dtype; torch's own name for one that safetensors has not."""
     return NAMES.get(dtype, str(dtype))
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Compare dtype, shape and every bit: a NaN is the same as itself, minus zero is not zero."""
+    return one.dtype == other.dtype and one.shape == other.shape and bool(torch.equal(_bytes(one), _bytes(other)))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor in C order; without a copy where they lie so."""
+    # as_strided, since one element may keep a stride that no view of its bytes accepts.
+    return tensor.detach().contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from app.dtypes import FLOATING
 from app.errors import SettingsError, WarmgateError
@@ -33,20 +34,29 @@ def find_factory(factory: str) -> Factory:
 
 
 def call_factory(factory: Factory, model: Model) -> nn.Module:
-    """Return the module in the configured dtype; raises SettingsError where the factory raises or returns no module."""
+    """Return the factory's module; raises SettingsError where it raises or returns what no weights can be given to."""
     try:
         module = factory(**model.kwargs)
     except WarmgateError:
         raise
     except Exception as error:
         raise SettingsError(f"model.factory {model.factory} raised {type(error).__name__}: {error}") from error
-    if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule):
+    if not isinstance(module, nn.Module):
         raise SettingsError(f"model.factory {model.factory} returned {type(module).__name__}, expected an nn.Module")
-    return _cast(module, TORCH[model.cast]) if model.cast else module
+    if scripted := [name or "it" for name, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule)]:
+        raise SettingsError(
+            f"model.factory {model.factory}: {scripted[0]} is scripted; return the module it is made of"
+        )
+    if lazy := [name for name, parameter in module.named_parameters() if is_lazy(parameter)]:
+        raise SettingsError(f"model.factory {model.factory}: {lazy[0]} has no shape yet; give the module its sizes")
+    return module
 
 
-def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+def cast_floats(module: nn.Module, model: Model) -> None:
     """Give every floating-point parameter and buffer the configured dtype; ties stay ties."""
+    if model.cast is None:
+        return
+    dtype = TORCH[model.cast]
     shared: dict[int, list[tuple[nn.Module, str]]] = {}
     for part in module.modules():
         for name, buffer in part._buffers.items():
@@ -55,15 +65,13 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     for (first, kept), *others in shared.values():
         for part, name in others:
             part._buffers[name] = first._buffers[kept]
-    return module
 
 
 def construct_ordinarily(factory: Factory, model: Model, keep_parameters: bool) -> nn.Module:
-    """Construct the module with real buffers; each parameter is dropped to meta as it is registered.
+    """Construct the module with real buffers; each parameter is dropped to meta as it is registered, or kept.
 
     The largest parameter is allocated for a moment but its pages are not touched unless the constructor writes them
-    before it registers them. `keep_parameters`: for what may be missing in the checkpoint, and for buffers that are
-    computed where a parameter lies.
+    before it registers them.
     """
     with nullcontext() if keep_parameters else _parameters_on_meta(), torch.device("cpu"):
         return call_factory(factory, model)
@@ -71,18 +79,17 @@ def construct_ordinarily(factory: Factory, model: Model, keep_parameters: bool) 
 
 def construct_with_data(factory: Factory, model: Model) -> nn.Module:
     """Construct the module on the CPU: without its parameters' data where the constructor can do without them."""
-    if not model.waive.missing:
-        with suppress(SettingsError):
-            return construct_ordinarily(factory, model, keep_parameters=False)
+    with suppress(SettingsError):
+        return construct_ordinarily(factory, model, keep_parameters=False)
     return construct_ordinarily(factory, model, keep_parameters=True)
 
 
-def drop_parameters(module: nn.Module, kept: frozenset[str]) -> None:
+def drop_parameters(module: nn.Module) -> None:
     """Move parameters to meta; those that are one object stay one."""
     dropped: dict[int, nn.Parameter] = {}
-    for prefix, part in module.named_modules(remove_duplicate=False):
+    for part in module.modules():
         for name, parameter in part._parameters.items():
-            if parameter is not None and not parameter.is_meta and (f"{prefix}.{name}" if prefix else name) not in kept:
+            if parameter is not None and not parameter.is_meta:
                 part._parameters[name] = dropped.setdefault(id(parameter), _on_meta_device(parameter))
 
 

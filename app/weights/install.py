@@ -3,7 +3,7 @@
 import mmap
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,11 +12,16 @@ from torch import nn
 from app.checkpoints import Checkpoint, TensorEntry
 from app.errors import CheckpointError
 from app.weights import LoadedModel, Skeleton
-from app.weights.dtypes import TORCH
-from app.weights.layout import Place
+from app.weights.aliases import repoint
+from app.weights.dtypes import TORCH, same_bits
+from app.weights.layout import EXTRA_STATE, Place
 from app.weights.memory import Memory
 from app.weights.plan import ModelTable, ModelTensor, WeightsPlan
 from app.weights.skeleton import meta_left, named_tensors
+
+# Buffers up to this size are copied: a forward that counts in one must be told so, where writing to the read-only
+# memory of weights would end the process. Larger ones are weights themselves (GPTQ, AWQ) and not doubled.
+COUNTER = 1 << 20
 
 
 def install(skeleton: Skeleton, checkpoint: Checkpoint, memory: Memory, plan: WeightsPlan) -> LoadedModel:
@@ -28,13 +33,16 @@ def install(skeleton: Skeleton, checkpoint: Checkpoint, memory: Memory, plan: We
     check_ties(table, checkpoint, memory)
     stored, copied = stored_tensors(table, checkpoint, memory, plan)
     wanted = {tensor.name: tensor for tensor in table.tensors}
-    values = {name: tensor for name, tensor in stored.items() if wanted[name].stored}
-    for name in values.keys() & dict(module.named_buffers(remove_duplicate=False)).keys():
-        # The memory is read-only: a forward that counts in a buffer must be told so, not killed by the kernel.
+    values: dict[str, Any] = {name: tensor for name, tensor in stored.items() if wanted[name].stored}
+    buffers = values.keys() & dict(module.named_buffers(remove_duplicate=False)).keys()
+    counters = {name for name in buffers if values[name].nbytes <= COUNTER}
+    for name in counters:
         values[name] = values[name].clone()
         copied += values[name].nbytes
-    _assign(module, values, {name: _state(checkpoint, memory, name) for name in plan.extra_state})
+    values |= {name: _state(checkpoint, memory, name) for name in plan.extra_state}
+    _assign(module, values, checkpoint.versions)
     _tie(module, table, values)
+    repoint(module, skeleton.aliases)
     if left := meta_left(module):
         raise CheckpointError(
             f"{len(left)} tensor(s) of the module have no data after loading: {', '.join(left[:10])}; "
@@ -43,7 +51,8 @@ def install(skeleton: Skeleton, checkpoint: Checkpoint, memory: Memory, plan: We
     if trained := [name for name, parameter in module.named_parameters() if parameter.requires_grad]:
         raise CheckpointError(f"loading made {', '.join(trained[:10])} require gradients; weights that serve never do")
     tensors = {name: tensor.detach() for name, tensor in named_tensors(module)}
-    return LoadedModel(tensors, plan, table, module, copied, _bytes(tensors[name] for name in plan.rebuilt), 0)
+    rebuilt = _bytes(tensors[name] for name in plan.rebuilt)
+    return LoadedModel(tensors, plan, table, module, copied, rebuilt, 0, frozenset(buffers - counters))
 
 
 def bind(
@@ -94,7 +103,11 @@ def check_ties(table: ModelTable, checkpoint: Checkpoint, memory: Memory) -> Non
     for group in table.ties:
         entries = [checkpoint.tensors[name] for name in group if name in checkpoint.tensors]
         first = entries[0] if entries else None
-        others = [one.name for one in entries if first and one.place != first.place and not _same(memory, first, one)]
+        others = [
+            one.name
+            for one in entries
+            if first and one.place != first.place and not same_bits(_tensor(memory, first), _tensor(memory, one))
+        ]
         if first and others:
             problems.append(
                 f"tied: {', '.join(others)} and {first.name} are one tensor in the model, but stored as different; "
@@ -104,16 +117,8 @@ def check_ties(table: ModelTable, checkpoint: Checkpoint, memory: Memory) -> Non
         raise CheckpointError(f"{checkpoint.path} does not fit the model: {len(problems)} problem(s)", problems)
 
 
-def _same(memory: Memory, one: TensorEntry, other: TensorEntry) -> bool:
-    """Bit for bit: a NaN is the same as itself."""
-    mine, theirs = (_flat(_tensor(memory, entry)) for entry in (one, other))
-    return bool(torch.equal(mine, theirs))
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor in C order; without a copy where they lie so."""
-    # as_strided, since one element may keep a stride that no view of its bytes accepts.
-    return tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+def _equal(memory: Memory, one: TensorEntry, other: TensorEntry) -> bool:
+    return one.place == other.place or same_bits(_tensor(memory, one), _tensor(memory, other))
 
 
 def _tensor(memory: Memory, entry: TensorEntry) -> torch.Tensor:
@@ -157,48 +162,74 @@ def _state(checkpoint: Checkpoint, memory: Memory, name: str) -> Any:
     return checkpoint.objects[name] if entry is None else _tensor(memory, entry).clone()
 
 
-def _assign(module: nn.Module, values: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> None:
-    """Give every module its own tensors, by assignment.
+def _assign(module: nn.Module, values: Mapping[str, Any], versions: Mapping[str, int]) -> None:
+    """Give every module its own tensors and state, by assignment.
 
     `load_state_dict` of the whole module looks through all names for every child: ten thousand tensors in five thousand
-    layers take it eight seconds. So each module is loaded by itself, and one that loads as all do is simply assigned.
+    layers take it eight seconds. So only what has its own way of loading is loaded by it, children and all, and the
+    rest is assigned. `versions`: of the modules' formats, where the file says them. Raises CheckpointError.
     """
+    kept = {id(one): vars(one) for one in module.parameters() if vars(one)}
+    before = dict(module.named_parameters(remove_duplicate=False)) if kept else {}
     parts = dict(module.named_modules(remove_duplicate=False))
-    own: dict[str, dict[str, Any]] = {}
-    for name, value in {**values, **state}.items():
+    special = {prefix for prefix, part in parts.items() if not _loads_as_all_do(part, prefix, values)}
+    given: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
         prefix, _, attribute = name.rpartition(".")
-        own.setdefault(prefix, {})[attribute] = value
-    for prefix, given in own.items():
-        if _loads_as_all_do(parts[prefix]):
-            _set_tensors(parts[prefix], given)
+        loader = next((outer for outer in _outwards(prefix) if outer in special), None)
+        if loader is None:
+            _set_tensor(parts[prefix], attribute, value)
         else:
-            _load(parts[prefix], prefix, given)
+            given.setdefault(loader, {})[name.removeprefix(f"{loader}." if loader else "")] = value
+    for prefix in sorted(special):
+        if not any(outer in special for outer in _outwards(prefix) if outer != prefix):
+            _load(parts[prefix], prefix, given.get(prefix, {}), versions)
+    for name, parameter in before.items():
+        # Attributes that a constructor has put on a parameter (scales, shard axes) belong to the new one too.
+        module.get_parameter(name).__dict__.update(kept.get(id(parameter), {}))
 
 
-def _loads_as_all_do(part: nn.Module) -> bool:
-    methods = ("_load_from_state_dict", "load_state_dict", "set_extra_state", "__setattr__")
+def _outwards(prefix: str) -> Iterator[str]:
+    """Yield the module itself among those that contain it, the outermost first."""
+    yield ""
+    for position, char in enumerate(prefix):
+        if char == ".":
+            yield prefix[:position]
+    if prefix:
+        yield prefix
+
+
+def _loads_as_all_do(part: nn.Module, prefix: str, values: Mapping[str, Any]) -> bool:
+    methods = ("_load_from_state_dict", "__setattr__")
     plain = all(getattr(type(part), name) is getattr(nn.Module, name) for name in methods)
-    return plain and not part._load_state_dict_pre_hooks and not part._load_state_dict_post_hooks
+    state = (f"{prefix}.{EXTRA_STATE}" if prefix else EXTRA_STATE) in values
+    return plain and not state and not part._load_state_dict_pre_hooks and not part._load_state_dict_post_hooks
 
 
-def _set_tensors(part: nn.Module, given: Mapping[str, torch.Tensor]) -> None:
-    for name, tensor in given.items():
-        if name in part._parameters:
-            part._parameters[name] = nn.Parameter(tensor, requires_grad=False)
-        else:
-            part._buffers[name] = tensor
+def _set_tensor(part: nn.Module, name: str, tensor: torch.Tensor) -> None:
+    if name in part._parameters:
+        part._parameters[name] = nn.Parameter(tensor, requires_grad=False)
+    else:
+        part._buffers[name] = tensor
 
 
-def _load(part: nn.Module, prefix: str, given: Mapping[str, Any]) -> None:
+def _load(part: nn.Module, prefix: str, given: Mapping[str, Any], versions: Mapping[str, int]) -> None:
     state: OrderedDict[str, Any] = OrderedDict(given)
-    # Without it, a module that has changed its format takes the file for one of its oldest. The plan has found the
-    # names and shapes of today's format.
-    state._metadata = {"": {"version": part._version}}  # type: ignore[attr-defined]
-    # Not strict: its children, and what the constructor rebuilt, are not given.
-    if left := part.load_state_dict(state, strict=False, assign=True).unexpected_keys:
-        raise CheckpointError(
-            f"{prefix or 'the module'} did not take {', '.join(left)}, though it has named them itself"
-        )
+    inside = f"{prefix}." if prefix else ""
+    # Without a version, a module that has changed its format takes the file for one of its oldest. Where the file does
+    # not say it, it is today's: the plan has found the names and shapes of that.
+    state._metadata = {  # type: ignore[attr-defined]
+        name: {"version": versions.get((inside + name).rstrip("."), one._version)}
+        for name, one in part.named_modules(remove_duplicate=False)
+    }
+    where = prefix or "the module"
+    try:
+        # Not strict: what the constructor rebuilt is not given.
+        left = nn.Module.load_state_dict(part, state, strict=False, assign=True).unexpected_keys
+    except Exception as error:
+        raise CheckpointError(f"{where} could not load its state: {type(error).__name__}: {error}") from error
+    if left:
+        raise CheckpointError(f"{where} did not take {', '.join(left)}, though it has named them itself")
 
 
 def _tie(module: nn.Module, table: ModelTable, given: Mapping[str, torch.Tensor]) -> None:

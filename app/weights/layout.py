@@ -5,8 +5,9 @@ bytes. A file that keeps a tensor as the model wants it is mapped or read as a w
 from pieces is placed in its final form.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 from app.checkpoints import Checkpoint, Piece, TensorEntry
@@ -88,7 +89,7 @@ def plan_layout(checkpoint: Checkpoint, mode: Mode, why: str, cast: str | None) 
     blocks, end = _blocks(taken, places)
     conversions, end = _conversions(converted, cast, places, end)
     stay = [entry for entry in plain if entry.name not in places]
-    mapped = {number: tuple(_stretches(stay, number)) for number in sorted({entry.file for entry in stay})}
+    mapped = {number: tuple(_stretches(group)) for number, group in groupby(stay, key=lambda entry: entry.file)}
     return Layout(mode, why, mapped, tuple(blocks), tuple(conversions), places, end)
 
 
@@ -155,11 +156,11 @@ def _conversions(
     return list(made.values()), end
 
 
-def _stretches(entries: list[TensorEntry], file: int) -> Iterator[tuple[int, int]]:
+def _stretches(entries: Iterable[TensorEntry]) -> Iterator[tuple[int, int]]:
     """Join what lies close together: whole pages are mapped anyway, and long stretches are read fast."""
     near = 1 << 20
     begin = end = -1
-    for entry in (one for one in entries if one.file == file):
+    for entry in entries:
         if begin >= 0 and entry.offset > end + near:
             yield begin, end - begin
             begin = -1

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from app.checkpoints import Checkpoint, CheckpointFile, TensorEntry
+from app.checkpoints import TOO_MANY_FILES, Checkpoint, CheckpointFile, TensorEntry
 from app.errors import CheckpointError, ResourceError
 from app.weights.layout import Layout, Place
 
@@ -82,7 +82,9 @@ def _map(file: CheckpointFile) -> mmap.mmap:
     try:
         return mmap.mmap(file.fd, file.size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
     except (ValueError, OSError) as error:
-        raise CheckpointError(f"{file.path} cannot be mapped: {error}; was it truncated?") from error
+        few = getattr(error, "errno", None) in TOO_MANY_FILES
+        remedy = "raise the limit of open files (ulimit -n)" if few else "was it truncated?"
+        raise CheckpointError(f"{file.path} cannot be mapped: {error}; {remedy}") from error
 
 
 def address_of(memory: mmap.mmap) -> int:
@@ -102,6 +104,12 @@ def populate(address: int, length: int, advice: int) -> int:
     return 0 if _libc.madvise(begin, address + length - begin, advice) == 0 else ctypes.get_errno()
 
 
+def can_populate() -> bool:
+    """Say whether this kernel has MADV_POPULATE_READ (Linux 5.14)."""
+    with mmap.mmap(-1, mmap.PAGESIZE) as page:
+        return populate(address_of(page), 1, POPULATE_READ) == 0
+
+
 def protect(memory: mmap.mmap) -> None:
     """Make memory read-only for this process: weights are not written, and a write must not pass unseen."""
     if _libc.mprotect(address_of(memory), len(memory), mmap.PROT_READ) != 0:
@@ -109,8 +117,8 @@ def protect(memory: mmap.mmap) -> None:
         raise OSError(code, os.strerror(code))
 
 
-def resident_bytes(memories: Iterable[mmap.mmap]) -> int:
-    """Return how many bytes of mappings this process has in memory, from its own page tables.
+def resident_bytes(memories: Iterable[mmap.mmap]) -> int | None:
+    """Return how many bytes of mappings this process has in memory, from its own page tables; None where it has none.
 
     From /proc/self/pagemap in short reads: mincore would say "all" to whoever neither owns nor may write a file (Linux
     5.2 and later), and smaps keeps the address space locked for as long as it looks at a whole mapping, during which
@@ -118,8 +126,12 @@ def resident_bytes(memories: Iterable[mmap.mmap]) -> int:
     """
     import numpy as np
 
+    try:
+        opened = Path("/proc/self/pagemap").open("rb", buffering=0)  # noqa: SIM115 - closed below
+    except OSError:
+        return None
     pages = 0
-    with Path("/proc/self/pagemap").open("rb", buffering=0) as table:
+    with opened as table:
         for memory in memories:
             first = address_of(memory) // mmap.PAGESIZE
             last = first + -(-len(memory) // mmap.PAGESIZE)

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from app.checkpoints import Checkpoint
-from app.dtypes import size_bytes
+from app.checkpoints import Checkpoint, Opaque
 from app.errors import CheckpointError
 from app.settings import Model
 from app.weights.layout import loaded_dtype
@@ -14,7 +13,9 @@ from app.weights.layout import loaded_dtype
 
 @dataclass(frozen=True, slots=True)
 class ModelTensor:
-    """A parameter or buffer of the skeleton; `dtype` is named as in safetensors, `stride` counts elements.
+    """A parameter or buffer of the skeleton; `dtype` is named as in safetensors where it has a name there.
+
+    `stride` counts elements.
 
     `stored`: a checkpoint is expected to hold it (parameters and persistent buffers).
     """
@@ -24,6 +25,7 @@ class ModelTensor:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     stored: bool
+    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class ModelTable:
     def from_json(cls, found: Mapping[str, Any]) -> "ModelTable":
         """Read the table from an artifact's manifest."""
         tensors = (
-            ModelTensor(t["name"], t["dtype"], tuple(t["shape"]), tuple(t["stride"]), t["stored"])
+            ModelTensor(t["name"], t["dtype"], tuple(t["shape"]), tuple(t["stride"]), t["stored"], t["nbytes"])
             for t in found["tensors"]
         )
         return cls(tuple(tensors), tuple(tuple(names) for names in found["ties"]), tuple(found["extra_state"]))
@@ -89,6 +91,7 @@ def plan_weights(table: ModelTable, checkpoint: Checkpoint, model: Model) -> Wei
     problems = [
         *(_missing(wanted[name], groups.get(name, ())) for name in missing if not waive.allows_missing(name)),
         *(_no_state(name) for name in lacking if not waive.allows_missing(name)),
+        *(_unread_state(name, checkpoint.objects.get(name)) for name in extra if _is_unread(checkpoint, name)),
         *(_unexpected(name, checkpoint) for name in unexpected if not waive.allows_unexpected(name)),
         *_differences(wanted, sources, checkpoint, model.cast),
     ]
@@ -109,7 +112,7 @@ def rebuilt_bytes(table: ModelTable, plan: WeightsPlan) -> int:
     """Return the bytes of what takes the value of an ordinary construction; a tie counts once."""
     shared = {name: group[0] for group in table.ties for name in group}
     rebuilt = {shared.get(name, name) for name in plan.rebuilt}
-    return sum(size_bytes(tensor.dtype, tensor.shape) for tensor in table.tensors if tensor.name in rebuilt)
+    return sum(tensor.nbytes for tensor in table.tensors if tensor.name in rebuilt)
 
 
 def _missing(tensor: ModelTensor, tied: tuple[str, ...]) -> str:
@@ -141,6 +144,17 @@ def _no_state(name: str) -> str:
     return (
         f"missing: {name} (state of a module beside its tensors) is in the model, not in the checkpoint "
         f"(model.waive.missing leaves the module as its constructor made it)"
+    )
+
+
+def _is_unread(checkpoint: Checkpoint, name: str) -> bool:
+    return isinstance(checkpoint.objects.get(name), Opaque)
+
+
+def _unread_state(name: str, value: Any) -> str:
+    return (
+        f"state: {name} is a {value.what}, which is not read from this format; let get_extra_state return a tensor or "
+        f"plain values, or waive it as missing and leave it out of the checkpoint"
     )
 
 

@@ -7,10 +7,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, wait
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING
 
-from app.checkpoints import Checkpoint, CheckpointFile
+from app.checkpoints import PUBLISH, Checkpoint, CheckpointFile, fill
 from app.errors import CheckpointError
 from app.lanes import spawn
 from app.progress import Progress
@@ -50,10 +52,10 @@ def read_resident(
     parts = segments(layout, reader.scratch_bytes)
     _in_parallel(list(_work(checkpoint, reader, parts, digests)), reader.threads)
     if changed := next((text for file in checkpoint.files if (text := file.changed())), None):
-        raise CheckpointError(f"{changed}; publish checkpoints by renaming a complete directory, then restart")
+        raise CheckpointError(f"{changed}; {PUBLISH}")
     if memory.slab is not None:
         protect(memory.slab)
-    sampled = samples.sample(checkpoint)
+    sampled = samples.sample(checkpoint, memory, progress)
     return ResidentWeights(
         checkpoint=checkpoint,
         memory=memory,
@@ -75,9 +77,9 @@ def _work(
     if not digests:
         yield from (partial(reader.take_all, batch) for batch in batches(parts))
         return
+    by_file = {number: list(group) for number, group in groupby(parts, key=lambda part: part.file)}
     for number, file in enumerate(checkpoint.files):
-        mine = [part for part in parts if part.file == number]
-        yield partial(reader.verify, number, mine, digests[file.path.name])
+        yield partial(reader.verify, number, by_file.get(number, []), digests[file.path.name])
 
 
 def planned_staging(layout: Layout, staging_bytes: int, verifying: bool) -> int:
@@ -184,17 +186,11 @@ class _Reader:
 
     def _populate(self, file: CheckpointFile, part: Stretch) -> None:
         code = populate(self._addresses[part.file] + part.offset, part.nbytes, POPULATE_READ)
-        if code == errno.EINVAL:  # a kernel before 5.14: read what is there, then touch one byte a page
-            self._touch(file, part)
-        elif code:
+        if code:
             _read_through(file, part)
             raise CheckpointError(
                 f"{file.path} cannot be mapped at byte {part.offset}: {os.strerror(code)}; set model.reading: read"
             )
-
-    def _touch(self, file: CheckpointFile, part: Stretch) -> None:
-        _read_through(file, part)
-        bytes(memoryview(self._memory.maps[part.file])[part.offset : part.offset + part.nbytes : mmap.PAGESIZE])
 
     def _converter(self) -> "Convert":
         # torch is needed for this alone, and reading begins before it is imported.
@@ -211,24 +207,6 @@ def _read_through(file: CheckpointFile, part: Stretch) -> None:
     scratch = memoryview(bytearray(SCRATCH))
     for offset in range(part.offset, part.offset + part.nbytes, SCRATCH):
         fill(file, scratch[: min(SCRATCH, part.offset + part.nbytes - offset)], offset)
-
-
-def fill(file: CheckpointFile, target: memoryview, offset: int) -> None:
-    """Read exactly as many bytes as `target` has; raises CheckpointError naming file and byte."""
-    count = 0
-    try:
-        # File systems in user space and on the network may give less than was asked for; nothing at all is the end.
-        while count < len(target) and (got := os.preadv(file.fd, [target[count:]], offset + count)):
-            count += got
-    except OSError as error:
-        raise CheckpointError(
-            f"{file.path} cannot be read at byte {offset + count}: {error.strerror}; check the disk or its server"
-        ) from error
-    if count != len(target):
-        raise CheckpointError(
-            f"{file.path} ends at byte {offset + count}, it had {file.size} bytes when it was opened; "
-            f"it was truncated while it was being loaded: publish checkpoints by renaming a complete directory"
-        )
 
 
 def _in_parallel(work: Sequence[Callable[[], None]], threads: int) -> None:
@@ -249,5 +227,9 @@ def _in_parallel(work: Sequence[Callable[[], None]], threads: int) -> None:
                 failed.set()
                 raise
 
-    for future in [spawn(drain, f"read-{number}") for number in range(threads)]:
+    futures = [spawn(drain, f"read-{number}") for number in range(threads)]
+    # The first failure is told at once, even while another thread waits for a server that does not answer.
+    for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+        future.result()
+    for future in futures:
         future.result()

@@ -8,24 +8,21 @@ from torch import nn
 from app.errors import SettingsError
 from app.settings import Model
 from app.weights import Skeleton
-from app.weights.attributes import replaced, tensors_on_meta, value_at
+from app.weights.aliases import find_aliases, repoint
+from app.weights.attributes import plain_tensors
 from app.weights.dtypes import name_of
-from app.weights.factory import (
-    call_factory,
-    construct_ordinarily,
-    construct_with_data,
-    drop_parameters,
-    find_factory,
-)
+from app.weights.factory import call_factory, cast_floats, construct_with_data, drop_parameters, find_factory
 from app.weights.layout import EXTRA_STATE
+from app.weights.ordinary import forget, ordinary_values, unstored
 from app.weights.plan import ModelTable, ModelTensor
 
 
 def build_skeleton(model: Model) -> Skeleton:
-    """Call the factory on the meta device; buffers and plain tensor attributes keep their ordinary values.
+    """Call the factory on the meta device; buffers and plain tensor attributes get their ordinary values.
 
     A constructor that looks at data cannot run there: it is run on the CPU, and the skeleton says so and why. Raises
-    SettingsError when the factory cannot be found, raises, or returns something else than a module.
+    SettingsError when the factory cannot be found, raises, returns something else than a module, or makes values that
+    no checkpoint holds at random.
     """
     factory = find_factory(model.factory)
     construction = ""
@@ -34,20 +31,20 @@ def build_skeleton(model: Model) -> Skeleton:
             module = call_factory(factory, model)
     except SettingsError as error:
         module, construction = construct_with_data(factory, model), f"built with data, since on the meta device {error}"
+    aliases = find_aliases(module)
+    cast_floats(module, model)
     module.eval().requires_grad_(False)
     table = describe(module)
     waived = frozenset(t.name for t in table.tensors if t.stored and model.waive.allows_missing(t.name))
-    attributes = tuple(_joined(prefix, name) for prefix, name, _ in tensors_on_meta(module))
     if construction:
-        if _unstored(module):
-            _adopt_values(module, construct_ordinarily(factory, model, keep_parameters=True), waived)
-        drop_parameters(module, waived)
-    elif waived or _unstored(module):
-        _adopt_values(module, construct_ordinarily(factory, model, keep_parameters=bool(waived)), waived)
-        if _unstored(module):
-            # A constructor may compute a buffer where a parameter of its lies, and that was dropped to meta.
-            _adopt_values(module, construct_ordinarily(factory, model, keep_parameters=True), waived)
-    return Skeleton(module, table, construction, attributes)
+        drop_parameters(module)
+        forget(module, aliases)
+    if wanted := unstored(module, waived, aliases):
+        for one, value in ordinary_values(factory, model, wanted).items():
+            one.put(module, value)
+    repoint(module, aliases)
+    attributes = tuple(dict.fromkeys(one.name for one in wanted if one.kind == "attribute"))
+    return Skeleton(module, table, construction, attributes, aliases)
 
 
 def describe(module: nn.Module) -> ModelTable:
@@ -57,9 +54,8 @@ def describe(module: nn.Module) -> ModelTable:
     tensors = []
     for name, tensor in named_tensors(module):
         groups.setdefault(id(tensor), []).append(name)
-        tensors.append(
-            ModelTensor(name, name_of(tensor.dtype), tuple(tensor.shape), strides_of(tensor), name in stored)
-        )
+        shape, stride = tuple(tensor.shape), strides_of(tensor)
+        tensors.append(ModelTensor(name, name_of(tensor.dtype), shape, stride, name in stored, tensor.nbytes))
     states = (
         _joined(prefix, EXTRA_STATE)
         for prefix, part in module.named_modules(remove_duplicate=False)
@@ -89,31 +85,10 @@ def _persistent_names(module: nn.Module) -> frozenset[str]:
     return frozenset(names)
 
 
-def _unstored(module: nn.Module) -> bool:
-    """Something in the module has data that no checkpoint brings: a buffer or a plain tensor attribute on meta."""
-    buffers = any(buffer.is_meta for buffer in module.buffers())
-    return buffers or any(True for _ in tensors_on_meta(module))
-
-
-def _adopt_values(module: nn.Module, ordinary: nn.Module, waived: frozenset[str]) -> None:
-    parts = dict(ordinary.named_modules(remove_duplicate=False))
-    for prefix, part in module.named_modules(remove_duplicate=False):
-        twin = parts[prefix]
-        for name, buffer in part._buffers.items():
-            if buffer is not None and buffer.is_meta:
-                part._buffers[name] = twin._buffers[name]
-        for name, parameter in twin._parameters.items():
-            if parameter is not None and _joined(prefix, name) in waived:
-                part._parameters[name] = parameter.requires_grad_(False)
-    for prefix, name, path in list(tensors_on_meta(module)):
-        part = module.get_submodule(prefix)
-        setattr(part, name, replaced(getattr(part, name), path, value_at(getattr(parts[prefix], name), path)))
-
-
 def meta_left(module: nn.Module) -> tuple[str, ...]:
     """Return the names of everything in a module that still has no data."""
     named = [name for name, tensor in named_tensors(module) if tensor.is_meta]
-    plain = [_joined(prefix, name) for prefix, name, _ in tensors_on_meta(module)]
+    plain = [_joined(prefix, name) for prefix, name, _, tensor in plain_tensors(module) if tensor.is_meta]
     return (*named, *plain)
 
 

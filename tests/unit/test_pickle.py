@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from app.checkpoints import _pickle
-from app.checkpoints._pickle import DEPTH_LIMIT, Call, Global, Opaque, Persistent, PickleError, read_pickle
+from app.checkpoints import Opaque, _pickle
+from app.checkpoints._pickle import DEPTH_LIMIT, Call, Global, Persistent, PickleError, read_pickle
 from app.checkpoints._torch_archive import pairs_of
 from app.checkpoints.torch_zip import plain
 

@@ -21,8 +21,7 @@ from torch.distributed.checkpoint import metadata as described
 from torch.distributed.checkpoint.filesystem import SerializationFormat, _StorageInfo
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 
-from app.checkpoints import Checkpoint, open_checkpoint, scan_checkpoint
-from app.checkpoints._pickle import Opaque
+from app.checkpoints import Checkpoint, Opaque, open_checkpoint, scan_checkpoint
 from app.checkpoints.dcp import Dcp, _tiles
 from app.dtypes import item_bytes
 from app.errors import CheckpointError

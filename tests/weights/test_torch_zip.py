@@ -17,8 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from app.checkpoints import Checkpoint, _torch_archive, open_checkpoint
-from app.checkpoints._pickle import Opaque
+from app.checkpoints import Checkpoint, Opaque, _torch_archive, open_checkpoint
 from app.checkpoints.torch_zip import TorchZip
 from app.dtypes import BITS
 from app.errors import CheckpointError
