@@ -69,7 +69,9 @@ def _target(checkpoint: Checkpoint, out: Path) -> Path:
     target = out if out.name.endswith(SUFFIX) else out / f"model{SUFFIX}"
     if target.exists():
         raise SettingsError(f"{target} exists; name another file, or remove it first")
-    if any(target.parent.resolve() == file.path.parent.resolve() for file in checkpoint.files):
+    inside = any(target.parent.resolve() == file.path.parent.resolve() for file in checkpoint.files)
+    # Beside a single file it disturbs nobody who names that file.
+    if inside and (checkpoint.path.is_dir() or len(checkpoint.files) > 1):
         raise SettingsError(f"{target} would lie among the files it is made of, which would then be no checkpoint")
     return target
 

@@ -103,6 +103,29 @@ class Table(nn.Module):
         return self.last(self.table(ids).mean(dim=1)).float()
 
 
+class Showing(Tiny):
+    """Uses its weights under names that no checkpoint has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.same = [self.second.weight]
+        self.register_buffer("part", self.first.weight.detach()[:4], persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x + self.offsets))
+        return hidden @ self.same[0].t() + x @ self.part.t()
+
+
+def showing() -> nn.Module:
+    return Showing()
+
+
+def late() -> nn.Module:
+    time.sleep(3)
+    return Tiny()
+
+
 def table(rows: int) -> nn.Module:
     return Table(rows)
 

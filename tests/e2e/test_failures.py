@@ -313,13 +313,6 @@ def test_an_artifact_directory_that_cannot_be_written_is_told(start: Start, tiny
     assert "cannot be written: Not a directory; give a writable directory" in fatal(server)["message"]
 
 
-def test_too_little_memory_is_refused_before_reading(start: Start, tiny_config: JSON) -> None:
-    tiny_config["memory"] = {"host_limit_bytes": 1000}
-    server = start(tiny_config)
-    assert server.exit_code() == 4
-    assert "do not fit into 1000 bytes of host memory" in fatal(server)["message"]
-
-
 def test_a_spent_budget_ends_the_start_with_the_bucket(start: Start, tiny_config: JSON) -> None:
     tiny_config["warmup"] = {"budget_s": 1e-9}
     server = start(tiny_config)

@@ -3,12 +3,14 @@
 Needs the right to mount, /dev/fuse and libfuse3 (Debian: fuse3); part of the whole proof, `make test-all`.
 """
 
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -91,3 +93,22 @@ def test_a_failing_file_system_is_a_named_error_and_never_a_signal(
     message = fatal(server)["message"]
     assert "model.safetensors cannot be read at byte" in message
     assert why in message
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_file_system_that_is_lost_after_ready_ends_readiness_and_nothing_else(
+    start: Start, mount: Mount, tmp_path: Path, end: signal.Signals
+) -> None:
+    point = mount("plain")
+    server = start(table(point, tmp_path, "map"))
+    server.wait()
+    subprocess.run(["pkill", f"-{end.value}", "-f", f"faulty_files.py {point}"], check=True)
+    server.wait("/readyz", 503, timeout=30)
+    body = server.get("/readyz")[1]
+    assert b"[-]read-weights failed" in body
+    assert (b"is gone" if end is signal.SIGKILL else b"has not answered for") in body
+    for path in ("/healthz", "/status", "/metrics"):
+        assert server.get(path)[0] == 200
+    status, _ = server.infer("table", {"ids": np.zeros((2, 3), np.int64)})
+    assert status == 200, "its pages are in memory"
+    subprocess.run(["pkill", "-KILL", "-f", f"faulty_files.py {point}"], check=False)

@@ -214,6 +214,37 @@ def test_a_wrong_sha256_ends_the_start_and_names_the_file(start: Start, tmp_path
     assert f"{file} has sha256" in fatal(server)["message"]
 
 
+@pytest.mark.parametrize("change", ["truncated", "overwritten"])
+def test_a_file_that_changes_between_reading_and_ready_ends_the_start_by_its_name(
+    start: Start, tmp_path: Path, change: str
+) -> None:
+    path = write_safetensors(tiny_model().state_dict(), tmp_path)
+    config = eager(path, tmp_path, "late")
+    server = start(config)
+    server.wait_for_stage("read-weights", "done")
+    with (path / "model.safetensors").open("r+b") as file:
+        if change == "truncated":
+            file.truncate(0)
+        else:
+            file.write(b"\xff")
+    assert server.exit_code() == 3
+    assert f"{path / 'model.safetensors'} was changed in place" in fatal(server)["message"]
+
+
+def test_tensors_that_show_weights_under_other_names_show_the_loaded_ones(start: Start, tmp_path: Path) -> None:
+    module = models.Showing().eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_()
+    path = write_safetensors(module.state_dict(), tmp_path)
+    server = start(configuration("showing", path, tmp_path / "store"))
+    server.wait()
+    artifacts = server.status()["artifacts"]
+    assert artifacts["engine"] == "eager"
+    assert "part look(s) into weights" in artifacts["why"]
+    assert np.allclose(answer(server, "showing"), expected(module), atol=1e-6)
+
+
 def test_a_file_that_is_overwritten_after_ready_ends_readiness(start: Start, tmp_path: Path) -> None:
     path = write_safetensors(tiny_model().state_dict(), tmp_path)
     server = start(eager(path, tmp_path))
@@ -221,8 +252,8 @@ def test_a_file_that_is_overwritten_after_ready_ends_readiness(start: Start, tmp
     with (path / "model.safetensors").open("r+b") as changed:
         changed.seek(-4, os.SEEK_END)
         changed.write(b"\0\0\0\0")
-    status, body, _ = server.get("/readyz")
-    assert status == 503
+    server.wait("/readyz", 503)
+    body = server.get("/readyz")[1]
     assert b"[-]read-weights failed" in body
     assert b"changed in place" in body
     assert server.status()["phase"] == "degraded"

@@ -10,7 +10,7 @@ import pytest
 from app.checkpoints import Checkpoint, open_checkpoint
 from app.errors import CheckpointError
 from app.weights import choosing, filesystems
-from app.weights.choosing import choose_layout, probe_mapping
+from app.weights.choosing import Choice, choose_layout, probe_mapping
 from app.weights.layout import plan_layout
 from tests.unit.written import filled, written
 
@@ -20,6 +20,18 @@ MIB = 1 << 20
 def on(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Let every file lie on a file system of this kind."""
     monkeypatch.setattr(filesystems, "_mount_table", lambda: f"27 1 8:1 / / rw - {kind} x rw")
+
+
+@pytest.fixture
+def worth_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let files of any size be large enough to be measured."""
+    monkeypatch.setattr(choosing, "SMALLEST_PROBE", 0)
+
+
+@pytest.fixture
+def old_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the kernel have no MADV_POPULATE_READ."""
+    monkeypatch.setattr(choosing, "can_populate", lambda: False)
 
 
 @pytest.fixture
@@ -37,30 +49,83 @@ def test_what_is_asked_for_is_done_wherever_the_files_lie(
 ) -> None:
     on(monkeypatch, kind)
 
-    layout, measure = choose_layout(checkpoint, wanted, cast)
+    choice = choose_layout(checkpoint, wanted, cast)
 
-    assert (layout.mode, layout.why, measure) == (wanted, f"model.reading is {wanted}", False)
-    assert {one.place.dtype for one in layout.conversions} == ({cast} if cast else set())
+    assert (choice.layout.mode, choice.layout.why) == (wanted, f"model.reading is {wanted}")
+    assert (choice.measure, choice.in_memory) == (False, False)
+    assert {one.place.dtype for one in choice.layout.conversions} == ({cast} if cast else set())
 
 
-@pytest.mark.parametrize(
-    ("kind", "mode", "why", "measure"),
-    [
-        ("ext4", "map", "/ is ext4, a local file system", False),
-        ("tmpfs", "map", "/ is tmpfs, a local file system", False),
-        ("nfs4", "read", "/ is nfs4, a network file system", False),
-        ("fuse.gcsfuse", "read", "/ is fuse.gcsfuse, a network file system", False),
-        ("fuse.odd", "map", "/ is fuse.odd, not known to be local", True),
-    ],
-)
+# the kind of file system → mode, why, whether it is measured, whether the files are memory
+AUTO: dict[str, tuple[str, str, bool, bool]] = {
+    "ext4": ("map", "/ is ext4, a local file system", False, False),
+    "tmpfs": ("map", "/ is tmpfs, a local file system", False, True),
+    "ramfs": ("map", "/ is ramfs, a local file system", False, True),
+    "nfs4": ("read", "/ is nfs4, a network file system", False, False),
+    "fuse.gcsfuse": ("read", "/ is fuse.gcsfuse, a network file system", False, False),
+    "fuse.odd": ("map", "/ is fuse.odd, not known to be local", True, False),
+}
+
+
+@pytest.mark.usefixtures("worth_measuring")
+@pytest.mark.parametrize(("kind", "mode", "why", "measure", "in_memory"), [(k, *row) for k, row in AUTO.items()])
 def test_local_files_are_mapped_remote_ones_read_and_unknown_ones_measured_first(
-    monkeypatch: pytest.MonkeyPatch, checkpoint: Checkpoint, kind: str, mode: str, why: str, measure: bool
+    monkeypatch: pytest.MonkeyPatch,
+    checkpoint: Checkpoint,
+    kind: str,
+    mode: str,
+    why: str,
+    measure: bool,
+    in_memory: bool,
 ) -> None:
     on(monkeypatch, kind)
 
-    layout, measured = choose_layout(checkpoint, "auto", None)
+    choice = choose_layout(checkpoint, "auto", None)
 
-    assert (layout.mode, layout.why, measured) == (mode, why, measure)
+    assert choice == Choice(
+        plan_layout(checkpoint, "map" if mode == "map" else "read", why, None), measure=measure, in_memory=in_memory
+    )
+
+
+@pytest.mark.parametrize("wanted", ["map", "read"])
+@pytest.mark.parametrize(("kind", "in_memory"), [("tmpfs", True), ("ramfs", True), ("ext4", False)])
+def test_files_that_are_memory_are_known_as_such_whatever_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, checkpoint: Checkpoint, wanted: str, kind: str, in_memory: bool
+) -> None:
+    on(monkeypatch, kind)
+
+    assert choose_layout(checkpoint, wanted, None).in_memory is in_memory
+
+
+@pytest.mark.parametrize(("smallest", "mode"), [(0, "map"), (-1, "map"), (1, "read")])
+def test_files_on_an_unknown_file_system_that_are_too_small_to_measure_are_read(
+    monkeypatch: pytest.MonkeyPatch, checkpoint: Checkpoint, smallest: int, mode: str
+) -> None:
+    on(monkeypatch, "fuse.odd")
+    monkeypatch.setattr(choosing, "SMALLEST_PROBE", max(file.size for file in checkpoint.files) + smallest)
+
+    choice = choose_layout(checkpoint, "auto", None)
+
+    told = "/ is fuse.odd, not known to be local" + (", and too small to measure" if mode == "read" else "")
+    assert (choice.layout.mode, choice.layout.why, choice.measure) == (mode, told, mode == "map")
+
+
+def test_eight_mebibytes_are_the_least_that_is_measured() -> None:
+    assert choosing.SMALLEST_PROBE == 8 * MIB
+
+
+@pytest.mark.usefixtures("worth_measuring", "old_kernel")
+@pytest.mark.parametrize("kind", AUTO)
+def test_on_a_kernel_that_cannot_populate_a_mapping_every_file_is_read(
+    monkeypatch: pytest.MonkeyPatch, checkpoint: Checkpoint, kind: str
+) -> None:
+    on(monkeypatch, kind)
+
+    choice = choose_layout(checkpoint, "auto", None)
+
+    told = "this kernel, before 5.14, cannot bring a mapping into memory with faults as errors"
+    assert (choice.layout.mode, choice.measure) == ("read", False)
+    assert choice.layout.why == (AUTO[kind][1] if AUTO[kind][0] == "read" else told)
 
 
 def test_one_file_on_the_network_decides_for_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -73,19 +138,20 @@ def test_one_file_on_the_network_decides_for_all(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(filesystems, "_mount_table", lambda: table)
     checkpoint = open_checkpoint(tmp_path / "model")
 
-    layout, measure = choose_layout(checkpoint, "auto", None)
+    choice = choose_layout(checkpoint, "auto", None)
     checkpoint.close()
 
-    assert (layout.mode, layout.why, measure) == ("read", f"{remote} is nfs, a network file system", False)
+    why = f"{remote} is nfs, a network file system"
+    assert (choice.layout.mode, choice.layout.why, choice.measure) == ("read", why, False)
 
 
 def test_an_index_that_names_no_file_is_still_planned(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {}}')
     checkpoint = open_checkpoint(tmp_path)
 
-    layout, measure = choose_layout(checkpoint, "auto", None)
+    choice = choose_layout(checkpoint, "auto", None)
 
-    assert (layout.read_bytes, layout.slab_bytes, measure) == (0, 0, False)
+    assert (choice.layout.read_bytes, choice.layout.slab_bytes, choice.measure) == (0, 0, False)
 
 
 def clock(*seconds: float) -> Callable[[], float]:

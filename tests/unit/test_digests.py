@@ -88,14 +88,24 @@ def test_a_line_of_another_form_is_refused_with_its_number(tmp_path: Path, text:
     assert str(caught.value).startswith(f"{sums} line {number} is not `<sha256>  <name>` as sha256sum writes it: ")
 
 
-def test_two_digests_for_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_digests_for_the_name_of_a_file_are_refused(tmp_path: Path) -> None:
     sums = tmp_path / "sums"
-    sums.write_text(f"{A}  a/{ONE}\n{B}  b/{ONE}\n")
+    sums.write_text(f"{A}  a/{ONE}\n{B}  b/{ONE}\n{A}  {TWO}\n")
 
     with pytest.raises(SettingsError) as caught:
-        expected_digests(str(sums), checkpoint(tmp_path, ONE))
+        expected_digests(str(sums), checkpoint(tmp_path, TWO, ONE))
 
-    assert str(caught.value) == f"{sums} line 2 gives {ONE} another sha256 than a line before"
+    assert str(caught.value) == (
+        f"model.sha256 = '{sums}' gives {ONE} several sha256; list the checkpoint's alone"
+    )
+
+
+@pytest.mark.parametrize("other", [TWO, "config.json", "README.md"])
+def test_two_digests_for_a_name_that_is_none_of_the_checkpoints_files_do_no_harm(tmp_path: Path, other: str) -> None:
+    sums = tmp_path / "sums"
+    sums.write_text(f"{A}  a/{other}\n{B}  b/{other}\n{B}  {ONE}\n")
+
+    assert expected_digests(str(sums), checkpoint(tmp_path, ONE)) == {ONE: B}
 
 
 def test_files_that_the_list_lacks_are_named(tmp_path: Path) -> None:

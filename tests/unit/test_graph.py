@@ -163,7 +163,7 @@ def test_the_graph_of_this_program_has_these_edges() -> None:
         "build-skeleton": {"import-runtime", "build-artifact"},
         "install-weights": {"read-weights", "build-artifact", "build-skeleton"},
         "bind-engine": {"install-weights", "build-artifact"},
-        "warm-buckets": {"bind-engine"},
+        "warm-buckets": {"bind-engine", "read-weights"},
         "prove-answers": {"warm-buckets", "compute-reference", "acquire-device", "read-weights"},
         "rehearse-requests": {"prove-answers", "warm-buckets"},
     }

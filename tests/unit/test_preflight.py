@@ -14,11 +14,23 @@ from app.ledger import Books, Row
 from app.progress import Progress
 from app.settings import Settings
 from app.stages.preflight import Preflight, preflight
+from app.weights import filesystems
+from app.weights.choosing import Choice
 from app.weights.layout import plan_layout
 from tests.unit.written import filled, written
 
 MIB = 1 << 20
 MODULE = importlib.import_module("app.stages.preflight")
+
+
+@pytest.fixture(autouse=True)
+def on_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every file lie on a disk, wherever tests keep theirs."""
+    lies_on(monkeypatch, "ext4")
+
+
+def lies_on(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(filesystems, "_mount_table", lambda: f"27 1 8:1 / / rw - {kind} x rw")
 
 
 @pytest.fixture
@@ -46,11 +58,12 @@ Machine = Callable[..., None]
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Let the kernel's books say that a machine or a group has so much memory, and so much in use."""
 
-    def pretend(total: int, used: int, group: tuple[int, int] | None = None) -> None:
+    def pretend(total: int, used: int, group: tuple[int, int] | None = None, own: tuple[int, int] = (0, 0)) -> None:
         root = tmp_path / "books"
         (root / "proc/self").mkdir(parents=True)
         (root / "sys/fs/cgroup/pod").mkdir(parents=True)
         (root / "proc/meminfo").write_text(f"MemTotal: {total // 1024} kB\nMemAvailable: {(total - used) // 1024} kB\n")
+        (root / "proc/self/status").write_text(f"RssAnon: {own[0] // 1024} kB\nRssShmem: {own[1] // 1024} kB\n")
         if group:
             (root / "proc/self/cgroup").write_text("0::/pod\n")
             (root / "sys/fs/cgroup/pod/memory.max").write_text(f"{group[0]}\n")
@@ -65,7 +78,7 @@ def test_weights_that_fit_are_planned_and_told(checkpoint: Checkpoint, machine: 
 
     plan, told = run(checkpoint)
 
-    assert plan == Preflight(plan_layout(checkpoint, "map", "model.reading is map", None), False, {}, 0)
+    assert plan == Preflight(Choice(plan_layout(checkpoint, "map", "model.reading is map", None)), {}, 0)
     assert told == "map: model.reading is map; 5.2 MB of weights, 629.1 MB free of 1.0 GB"
 
 
@@ -147,27 +160,114 @@ def test_a_limit_that_is_exceeded_already_is_refused(checkpoint: Checkpoint, mac
         run(checkpoint, {"reserve_ratio": 0})
 
 
+# the limit of its own, what this process uses, the use and the size of the machine → what decides, what is free of it
+LIMITS: dict[str, tuple[int, tuple[int, int], int, int, str, int, int]] = {
+    "its own, of a process that uses nothing": (4, (0, 0), 0, 1000, "memory.host_limit_bytes", 4, 4),
+    "its own, less what this process uses": (9, (4, 2), 0, 1000, "memory.host_limit_bytes", 9, 3),
+    "its own, whatever others use": (4, (0, 0), 900, 1000, "memory.host_limit_bytes", 4, 4),
+    "its own, exceeded already": (9, (8, 2), 0, 1000, "memory.host_limit_bytes", 9, -1),
+    "the machine, though its limit is higher": (900, (10, 10), 996, 1000, "the machine", 1000, 4),
+    "the machine, though its limit is lower": (900, (0, 0), 996, 1000, "the machine", 1000, 4),
+    "the machine, though this process is large": (990, (500, 480), 997, 1000, "the machine", 1000, 3),
+}
+
+
+@pytest.mark.parametrize(("limit", "own", "used", "total", "where", "of", "free"), LIMITS.values(), ids=LIMITS)
+def test_the_tighter_of_its_own_limit_and_the_machines_decides(
+    checkpoint: Checkpoint,
+    machine: Machine,
+    limit: int,
+    own: tuple[int, int],
+    used: int,
+    total: int,
+    where: str,
+    of: int,
+    free: int,
+) -> None:
+    machine(total * MIB, used * MIB, own=(own[0] * MIB, own[1] * MIB))
+
+    told = re.escape(f", {free * MIB} are free of the {of * MIB} of {where} ({(of - free) * MIB} anonymous and ")
+    with pytest.raises(ResourceError, match=told):
+        run(checkpoint, {"reserve_ratio": 0, "host_limit_bytes": limit * MIB})
+
+
+def test_what_others_use_is_not_counted_against_its_own_limit(checkpoint: Checkpoint, machine: Machine) -> None:
+    machine(1000 * MIB, 900 * MIB, own=(2 * MIB, 0))
+
+    plan, told = run(checkpoint, {"reserve_ratio": 0, "host_limit_bytes": 8 * MIB})
+
+    assert plan.choice.layout.mapped_bytes == LARGE
+    assert told.endswith("6.3 MB free of 8.4 MB")
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ramfs"])
+def test_mapping_a_checkpoint_that_lies_in_memory_takes_none(
+    checkpoint: Checkpoint, machine: Machine, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    machine(1000 * MIB, 1000 * MIB - 4096)
+    lies_on(monkeypatch, kind)
+
+    plan, told = run(checkpoint, {"reserve_ratio": 0})
+
+    assert plan.choice.in_memory
+    assert told == "map: model.reading is map; 0 bytes of weights, 4.1 kB free of 1.0 GB"
+
+
 @pytest.mark.parametrize(
-    ("model", "rows"),
-    [
-        ({}, (LARGE, LARGE, 0, 0)),
-        ({"reading": "read"}, (0, 0, LARGE, 0)),
-        ({"dtype": "bfloat16"}, (80, 80, 5 * MIB // 2, 32 * MIB)),
-    ],
+    ("model", "parts"), [({"reading": "read"}, (0, LARGE)), ({"dtype": "bfloat16"}, (0, 5 * MIB // 2))]
 )
+def test_copying_a_checkpoint_that_lies_in_memory_takes_as_much_as_any_other(
+    checkpoint: Checkpoint,
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    model: dict[str, Any],
+    parts: tuple[int, int],
+) -> None:
+    machine(1000 * MIB, 999 * MIB)
+    lies_on(monkeypatch, "tmpfs")
+
+    with pytest.raises(ResourceError, match=rf"\({parts[0]} mapped, {parts[1]} copied, "):
+        run(checkpoint, {"reserve_ratio": 0, "staging_bytes": MIB}, **model)
+
+
+# model → what is mapped of the file as a whole?, resident, copied, staged
+ROWS: dict[str, tuple[dict[str, Any], bool, tuple[int, int, int]]] = {
+    "mapped": ({}, True, (LARGE, 0, 0)),
+    "read": ({"reading": "read"}, False, (0, LARGE, 0)),
+    "cast": ({"dtype": "bfloat16"}, True, (80, 5 * MIB // 2, 32 * MIB)),
+}
+
+
+@pytest.mark.parametrize(("model", "mapped", "sizes"), ROWS.values(), ids=ROWS)
 def test_the_planned_ledger_says_what_is_mapped_copied_and_staged(
-    checkpoint: Checkpoint, model: dict[str, Any], rows: tuple[int, ...]
+    checkpoint: Checkpoint, model: dict[str, Any], mapped: bool, sizes: tuple[int, int, int]
 ) -> None:
     plan, _ = run(checkpoint, **model)
+    whole = checkpoint.files[0].size if mapped else 0
 
     names = ("checkpoint_mapped", "checkpoint_resident", "anonymous_copies", "staging")
-    assert plan.rows(plan.layout) == tuple(Row(name, size) for name, size in zip(names, rows, strict=True))
+    assert plan.rows(checkpoint, plan.choice.layout) == tuple(
+        Row(name, size) for name, size in zip(names, (whole, *sizes), strict=True)
+    )
+
+
+def test_a_file_of_which_little_is_used_is_planned_as_mapped_wholly_and_as_resident_in_part(tmp_path: Path) -> None:
+    # Of the first file only a few numbers are used where they lie, the rest is cast; nothing of the second is.
+    checkpoint = written(
+        tmp_path / "model", {"n": filled("I64", 10), "a": filled("F32", MIB)}, {"b": filled("F32", MIB)}
+    )
+    plan, _ = run(checkpoint, dtype="float16")
+    rows = {row.name: row.planned_bytes for row in plan.rows(checkpoint, plan.choice.layout)}
+    checkpoint.close()
+
+    assert rows["checkpoint_mapped"] == checkpoint.files[0].size > 4 * MIB
+    assert (rows["checkpoint_resident"], rows["anonymous_copies"]) == (80, 4 * MIB)
 
 
 def test_the_planned_ledger_is_that_of_the_layout_that_was_chosen_at_last(checkpoint: Checkpoint) -> None:
     plan, _ = run(checkpoint)
 
-    rows = plan.rows(plan_layout(checkpoint, "read", "", None))
+    rows = plan.rows(checkpoint, plan_layout(checkpoint, "read", "", None))
 
     assert [row.planned_bytes for row in rows] == [0, 0, LARGE, 0]
 

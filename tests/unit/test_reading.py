@@ -403,28 +403,34 @@ def test_memory_that_is_not_to_be_had_is_told(checkpoint: Checkpoint, monkeypatc
         read(checkpoint, "read")
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("verify", [False, True], ids=["plain", "verified"])
-def test_a_kernel_that_cannot_populate_reads_the_same(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, mode: Mode, verify: bool
+def test_a_kernel_that_cannot_populate_reads_into_memory_of_our_own_the_same(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, verify: bool
 ) -> None:
     asked: list[int] = []
     monkeypatch.setattr(reading, "populate", lambda _, __, advice: asked.append(advice) or errno.EINVAL)
 
-    resident = read(checkpoint, mode, digests=digests_of(checkpoint) if verify else {})
+    resident = read(checkpoint, "read", digests=digests_of(checkpoint) if verify else {})
 
     assert held(checkpoint, resident.memory) == WITH_BYTES
-    assert asked or (mode, verify) == ("read", True)
+    assert bool(asked) is not verify
 
 
-def test_a_kernel_that_cannot_populate_has_every_page_resident_all_the_same(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("verify", [False, True], ids=["plain", "verified"])
+def test_on_a_kernel_that_cannot_populate_a_mapping_that_was_asked_for_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify: bool
 ) -> None:
+    plain = written(tmp_path, SHARDS[0])
     monkeypatch.setattr(reading, "populate", lambda *_: errno.EINVAL)
 
-    resident = read(checkpoint, "map")
+    with pytest.raises(CheckpointError) as caught:
+        read(plain, "map", digests=digests_of(plain) if verify else {}, staging=SCRATCH)
+    plain.close()
 
-    assert resident.resident_bytes == sum(-(-file.size // PAGE) * PAGE for file in checkpoint.files)
+    offset = min(entry.offset for entry in plain.tensors.values())
+    assert str(caught.value) == (
+        f"{plain.files[0].path} cannot be mapped at byte {offset}: Invalid argument; set model.reading: read"
+    )
 
 
 def test_on_a_kernel_that_cannot_populate_a_truncated_file_is_found_by_reading_it(
@@ -526,18 +532,56 @@ def test_the_first_failure_ends_all_threads_at_their_next_piece(tmp_path: Path) 
     assert len(progress.threads) <= 4
 
 
-def test_work_is_done_by_as_many_threads_as_the_scratch_memory_allows(tmp_path: Path) -> None:
-    checkpoint = written(tmp_path, {f"t{number}": filled("U8", READ_STEP, salt=number) for number in range(100)})
-    used = {}
-    for staging in (SCRATCH, 3 * SCRATCH, 1000 * SCRATCH):
-        progress = Failing(at=-1)
-        read(checkpoint, "read", progress, staging=staging)
-        used[staging // SCRATCH] = len(progress.threads)
-    checkpoint.close()
+def test_the_first_failure_is_told_at_once_though_another_thread_still_waits(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, waiting, release = os.preadv, threading.Event(), threading.Event()
+    hanging, failing = checkpoint.files[0].fd, checkpoint.files[2].fd
 
-    assert used[1] == 1
-    assert used[3] <= 3
-    assert used[1000] <= 4
+    def hang_or_fail(fd: int, buffers: list[memoryview], offset: int, flags: int = 0) -> int:
+        if fd == hanging and not flags:
+            waiting.set()
+            release.wait(60)
+        if fd == failing and not flags:
+            waiting.wait(60)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(fd, buffers, offset, flags)
+
+    monkeypatch.setattr(os, "preadv", hang_or_fail)
+    before = set(threading.enumerate())
+    try:
+        with pytest.raises(CheckpointError, match=rf"{checkpoint.files[2].path} cannot be read at byte \d+: Input/"):
+            read(checkpoint, "read")
+        busy = set(threading.enumerate()) - before
+    finally:
+        release.set()
+    for thread in busy:
+        thread.join(60)
+
+    assert waiting.is_set()
+    assert busy
+
+
+def threads_that_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, staging: int) -> int:
+    checkpoint = written(tmp_path, {f"t{number}": filled("U8", READ_STEP, salt=number) for number in range(100)})
+    used: set[int] = set()
+    real = reading._Reader.take_all
+
+    def counted(self: reading._Reader, parts: list[segments.Segment]) -> None:
+        used.add(threading.get_ident())
+        real(self, parts)
+
+    monkeypatch.setattr(reading._Reader, "take_all", counted)
+    read(checkpoint, "read", staging=staging)
+    checkpoint.close()
+    return len(used)
+
+
+@pytest.mark.parametrize(("staging", "most"), [(SCRATCH, 1), (3 * SCRATCH, 3), (1000 * SCRATCH, 4)])
+def test_work_is_done_by_as_many_threads_as_the_scratch_memory_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, staging: int, most: int
+) -> None:
+    assert 1 <= threads_that_read(tmp_path, monkeypatch, staging) <= most
 
 
 def test_pages_of_the_slab_are_faulted_in_before_they_are_filled(

@@ -12,9 +12,15 @@ import pytest
 from app.checkpoints import Checkpoint, CheckpointFile, Piece, TensorEntry, file_stamp
 from app.dtypes import size_bytes
 from app.errors import CheckpointError
+from app.progress import Progress, Stopped
 from app.weights import samples
-from app.weights.samples import LARGE, WHOLE, Sampled, file_cache, sample
+from app.weights.layout import Mode, plan_layout
+from app.weights.memory import Memory
+from app.weights.reading import read_resident
+from app.weights.samples import EVERY, LARGE, WHOLE, Sampled, file_cache, sample
 from tests.unit.written import Tensors, filled, noise, written
+
+MODES: tuple[Mode, ...] = ("map", "read")
 
 SMALL: Tensors = {"a": filled("F32", 10), "n": filled("I64", 3, 2), "s": filled("BF16"), "e": filled("F32", 0, 4)}
 
@@ -24,14 +30,26 @@ def fingerprint(directory: Path, *shards: Tensors) -> str:
 
 
 def sampled(directory: Path, *shards: Tensors) -> Sampled:
+    """Sample what is mapped in files, and what is not aligned there in memory of our own."""
     checkpoint = written(directory, *shards)
-    found = sample(checkpoint)
+    found = sample(checkpoint, resident(checkpoint, "map"), Progress())
     checkpoint.close()
     return found
 
 
+def mapped(checkpoint: Checkpoint) -> Memory:
+    """Map the files and read none: of tensors at whole multiples of their elements nothing lies elsewhere."""
+    memory = Memory.reserve(checkpoint, plan_layout(checkpoint, "map", "", None))
+    assert memory.slab is None
+    return memory
+
+
+def resident(checkpoint: Checkpoint, mode: Mode, cast: str | None = None) -> Memory:
+    return read_resident(checkpoint, plan_layout(checkpoint, mode, "", cast), Progress(), 1 << 20, {}).memory
+
+
 def raw(directory: Path, entry: TensorEntry, *contents: bytes) -> Sampled:
-    """Sample one tensor in files without a format."""
+    """Sample one tensor in files without a format, from memory where it is put together there."""
     directory.mkdir(exist_ok=True)
     files = []
     for number, data in enumerate(contents):
@@ -40,7 +58,7 @@ def raw(directory: Path, entry: TensorEntry, *contents: bytes) -> Sampled:
         fd = os.open(path, os.O_RDONLY)
         files.append(CheckpointFile(path, fd, len(data), file_stamp(os.fstat(fd))))
     checkpoint = Checkpoint(directory, "raw", tuple(files), {entry.name: entry})
-    found = sample(checkpoint)
+    found = sample(checkpoint, resident(checkpoint, "map"), Progress())
     checkpoint.close()
     return found
 
@@ -157,6 +175,14 @@ def bits(dtype: str, *values: float) -> bytes:
 
 NAN, INFINITE = float("nan"), float("inf")
 NUMBERS = ("F16", "BF16", "F32", "F64")
+MANY: Tensors = {
+    "a": filled("F32", 10),
+    "n": filled("I64", 3, 2),
+    "e": filled("F32", 0, 4),
+    "long": filled("I32", 5000),
+    "nan": ("F16", (3,), bits("F16", 1.0, NAN, 2.0)),
+    "larger": filled("U8", LARGE + 3),
+}
 
 
 @pytest.mark.parametrize("dtype", NUMBERS)
@@ -205,11 +231,134 @@ def test_the_last_value_of_a_long_tensor_is_looked_at(tmp_path: Path) -> None:
 def test_a_file_that_was_truncated_is_an_error_with_its_name_and_where_it_ends(tmp_path: Path, left: int) -> None:
     checkpoint = written(tmp_path, {"a": filled("F32", 2000)})
     file = checkpoint.files[0]
+    memory = mapped(checkpoint)
     os.truncate(file.path, left)
 
     with pytest.raises(CheckpointError, match=rf"{file.path} ends at byte \d+; it was truncated"):
-        sample(checkpoint)
+        sample(checkpoint, memory, Progress())
     checkpoint.close()
+
+
+@pytest.mark.parametrize("left", [0, 100, 5000])
+def test_tensors_in_memory_of_our_own_are_sampled_there_and_not_in_their_files(tmp_path: Path, left: int) -> None:
+    checkpoint = written(tmp_path / "model", MANY)
+    memory = resident(checkpoint, "read")
+    before = sample(checkpoint, memory, Progress())
+    os.truncate(checkpoint.files[0].path, left)
+
+    assert sample(checkpoint, memory, Progress()) == before
+    checkpoint.close()
+
+
+def test_both_ways_of_reading_give_what_the_files_give(tmp_path: Path) -> None:
+    checkpoint = written(tmp_path, MANY, {"zeros": ("F32", (LARGE // 4,), bytes(LARGE))})
+
+    found = {mode: sample(checkpoint, resident(checkpoint, mode), Progress()) for mode in MODES}
+    from_files = sample(checkpoint, mapped(checkpoint), Progress())
+    checkpoint.close()
+
+    assert found["map"] == found["read"] == from_files
+    assert from_files.warnings == (
+        "nan holds values that are no numbers (NaN)",
+        "zeros is all zeros where it was sampled; was the file written completely?",
+    )
+
+
+def test_slabs_that_were_not_filled_have_another_fingerprint(tmp_path: Path) -> None:
+    checkpoint = written(tmp_path, MANY)
+    empty = Memory.reserve(checkpoint, plan_layout(checkpoint, "read", "", None))
+
+    assert sample(checkpoint, empty, Progress()) != sample(checkpoint, resident(checkpoint, "read"), Progress())
+    checkpoint.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("dtype", "cast", "value", "warnings"),
+    [
+        ("F32", "F16", NAN, ("a holds values that are no numbers (NaN)",)),
+        ("F32", "BF16", NAN, ("a holds values that are no numbers (NaN)",)),
+        ("F16", "F64", NAN, ("a holds values that are no numbers (NaN)",)),
+        ("F64", "F32", 1e300, ()),
+        ("F32", "F16", 1.5, ()),
+    ],
+)
+def test_what_is_cast_is_looked_at_as_it_is_after_the_cast(
+    tmp_path: Path, mode: Mode, dtype: str, cast: str, value: float, warnings: tuple[str, ...]
+) -> None:
+    checkpoint = written(tmp_path, {"a": (dtype, (3,), bits(dtype, 1.0, 2.0, value))})
+
+    assert sample(checkpoint, resident(checkpoint, mode, cast), Progress()).warnings == warnings
+    checkpoint.close()
+
+
+@pytest.mark.parametrize("position", [0, 2500, 4999])
+def test_every_sample_of_a_cast_tensor_counts_and_both_ways_of_reading_agree(tmp_path: Path, position: int) -> None:
+    dtype, shape, data = "F32", (5000,), bits("F32", *range(5000))
+    changed = bytearray(data)
+    changed[4 * position : 4 * position + 4] = struct.pack("<f", -7.0)
+    found = []
+    for name, content in (("one", data), ("two", bytes(changed))):
+        checkpoint = written(tmp_path / name, {"a": (dtype, shape, content)})
+        found.append({sample(checkpoint, resident(checkpoint, mode, "F16"), Progress()) for mode in MODES})
+        checkpoint.close()
+
+    assert [len(one) for one in found] == [1, 1]
+    assert found[0] != found[1]
+
+
+def test_a_view_with_strides_is_sampled_in_memory_over_the_whole_stretch_that_it_looks_at(tmp_path: Path) -> None:
+    # Every second of 5000 elements: its last lies at byte 19 992, twice as far as its own bytes would reach.
+    entry = TensorEntry("a", "F32", (2500,), 0, 0, 19_996, stride=(2,))
+    found = []
+    for name, last in (("one", 1.0), ("two", float("nan"))):
+        (tmp_path / name).write_bytes(bits("F32", *range(4998), last, 0.0))
+        fd = os.open(tmp_path / name, os.O_RDONLY)
+        file = CheckpointFile(tmp_path / name, fd, 20_000, file_stamp(os.fstat(fd)))
+        checkpoint = Checkpoint(tmp_path, "raw", (file,), {"a": entry})
+        found.append({sample(checkpoint, resident(checkpoint, mode), Progress()) for mode in MODES})
+        checkpoint.close()
+
+    assert [len(one) for one in found] == [1, 1]
+    assert [one.warnings for (one,) in found] == [(), ("a holds values that are no numbers (NaN)",)]
+    assert found[0] != found[1]
+
+
+class Watched(Progress):
+    """Remembers what was said, and is stopped after so many sentences."""
+
+    def __init__(self, stop_after: int = -1) -> None:
+        super().__init__()
+        self.said: list[str] = []
+        self._stop_after = stop_after
+
+    def say(self, detail: str) -> None:
+        super().say(detail)
+        self.said.append(detail)
+        if len(self.said) == self._stop_after:
+            self.stop()
+
+
+@pytest.mark.parametrize(("count", "told"), [(0, []), (1, [0]), (EVERY, [0]), (EVERY + 1, [0, EVERY])])
+def test_progress_says_how_many_tensors_were_sampled(tmp_path: Path, count: int, told: list[int]) -> None:
+    checkpoint = written(tmp_path, {f"t{number}": filled("U8", 1) for number in range(count)})
+    progress = Watched()
+
+    sample(checkpoint, mapped(checkpoint), progress)
+    checkpoint.close()
+
+    assert progress.said == [f"sampling, {done} of {count} tensors" for done in told]
+
+
+def test_a_start_up_that_is_stopped_while_it_samples_ends_soon(tmp_path: Path) -> None:
+    checkpoint = written(tmp_path, {f"t{number}": filled("U8", 1) for number in range(2 * EVERY + 1)})
+    progress = Watched(stop_after=2)
+
+    with pytest.raises(Stopped):
+        sample(checkpoint, mapped(checkpoint), progress)
+    checkpoint.close()
+
+    assert len(progress.said) == 2
 
 
 def test_files_that_were_just_written_are_in_the_file_cache(tmp_path: Path) -> None:
