@@ -128,7 +128,9 @@ class _Reader:
             both = f"{tensor.dtype}{list(tensor.shape)}, its {len(tensor.boxes)} pieces are {shown}"
             raise ArchiveError(f"is {both}: a hole or an overlap")
         if not prod(tensor.shape):
-            return TensorEntry(name, tensor.dtype, tensor.shape, 0, 0, 0)  # nothing to read: any file will do
+            if (key, origin := (0,) * len(tensor.shape)) in self._stretches:
+                self._piece(name, key, tensor, origin, tensor.shape)  # where it is in a file, that one must be whole
+            return TensorEntry(name, tensor.dtype, tensor.shape, 0, 0, 0)
         found = [self._piece(name, key, tensor, *box) for box in tensor.boxes]
         entries = [entry for entry in found if entry]
         if len(entries) < len(found):
