@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from app.dtypes import size_bytes
 from app.errors import CheckpointError
 from app.weights.dtypes import TORCH
 from app.weights.memory import Memory
@@ -20,11 +21,8 @@ def converter(memory: Memory) -> Convert:
 
     def convert(data: memoryview, box: Box) -> None:
         entry, place = box.conversion.entry, box.conversion.place
-        dtype = TORCH[place.dtype]
-        nbytes = dtype.itemsize
-        for size in entry.shape:
-            nbytes *= size
-        whole = slab[place.offset : place.offset + nbytes].view(dtype).view(entry.shape)
+        nbytes = size_bytes(place.dtype, entry.shape)
+        whole = slab[place.offset : place.offset + nbytes].view(TORCH[place.dtype]).view(entry.shape)
         for axis, (first, count) in enumerate(zip(box.start, box.shape, strict=True)):
             whole = whole.narrow(axis, first, count)
         whole.copy_(torch.frombuffer(data, dtype=TORCH[entry.dtype]).view(box.shape))

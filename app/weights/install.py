@@ -4,6 +4,8 @@ import mmap
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from math import prod
 from typing import Any
 
 import torch
@@ -103,11 +105,7 @@ def check_ties(table: ModelTable, checkpoint: Checkpoint, memory: Memory) -> Non
     for group in table.ties:
         entries = [checkpoint.tensors[name] for name in group if name in checkpoint.tensors]
         first = entries[0] if entries else None
-        others = [
-            one.name
-            for one in entries
-            if first and one.place != first.place and not same_bits(_tensor(memory, first), _tensor(memory, one))
-        ]
+        others = [one.name for one in entries if first and not _equal(memory, first, one)]
         if first and others:
             problems.append(
                 f"tied: {', '.join(others)} and {first.name} are one tensor in the model, but stored as different; "
@@ -130,21 +128,20 @@ def _tensor(memory: Memory, entry: TensorEntry) -> torch.Tensor:
 
 
 def _view(data: mmap.mmap, entry: TensorEntry, place: Place) -> torch.Tensor:
+    _spend_warning()
     dtype = TORCH[place.dtype]
-    extent = entry.nbytes // dtype.itemsize if place.stride is not None else _count(entry.shape)
-    with warnings.catch_warnings():
-        # Weights are read-only on purpose: nothing writes them while serving, and a write must not pass unseen.
-        warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        # frombuffer keeps the memoryview, which keeps the mapping: the tensor can never outlive its memory.
-        flat = torch.frombuffer(memoryview(data), dtype=dtype, count=extent, offset=place.offset)
+    count = entry.nbytes // dtype.itemsize if place.stride is not None else prod(entry.shape)
+    # frombuffer keeps the memoryview, which keeps the mapping: the tensor can never outlive its memory.
+    flat = torch.frombuffer(memoryview(data), dtype=dtype, count=count, offset=place.offset)
     return flat.view(entry.shape) if place.stride is None else flat.as_strided(entry.shape, place.stride)
 
 
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+@cache
+def _spend_warning() -> None:
+    """Torch warns once in a process that a buffer is not writable; here that is meant, since nothing writes weights."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.frombuffer(b"0", dtype=torch.uint8)
 
 
 def _as_wanted(tensor: torch.Tensor, wanted: ModelTensor) -> torch.Tensor:

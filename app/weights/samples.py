@@ -83,7 +83,8 @@ def _no_numbers(dtype: str, data: bytes) -> bool:
 
 def file_cache(checkpoint: Checkpoint) -> str:
     """Say whether the files were in the page cache before anything was read, by samples that wait for no disk."""
-    samples = [(file, offset) for file in checkpoint.files for offset in range(0, file.size, max(1, file.size // 64))]
+    step = max(1, checkpoint.nbytes // 256)
+    samples = [(file, offset) for file in checkpoint.files for offset in range(0, file.size, step)]
     cached = [is_cached(file, offset) for file, offset in samples]
     return "warm" if all(cached) else "cold" if cached.count(False) == len(cached) else "mixed"
 
