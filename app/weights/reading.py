@@ -17,7 +17,7 @@ from app.errors import CheckpointError
 from app.lanes import spawn
 from app.progress import Progress
 from app.weights import ResidentWeights, samples
-from app.weights.layout import Block, Layout
+from app.weights.layout import Block, Layout, Mode
 from app.weights.memory import POPULATE_READ, POPULATE_WRITE, Memory, address_of, populate, protect, resident_bytes
 from app.weights.segments import Segment, Stretch, batches, segments
 
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
     from app.weights.converting import Convert
 
-# Threads that read: enough to keep a disk's queue filled, few enough for two processors.
-THREADS = 4
+# Threads that read: enough to keep a disk's queue filled, few enough for two processors. Those that also take new
+# memory and copy into it leave the disk alone meanwhile: eight read 3 GiB at 0.93 of plain reading, four at 0.89.
+THREADS: Mapping[Mode, int] = {"map": 4, "read": 8}
 # Scratch for hashing: small enough for the processor's cache, so the hash reads what was just copied.
 SCRATCH = 1 << 20
 # Scratch for converting, a thread, where the configuration allows as much.
@@ -91,7 +92,7 @@ def planned_staging(layout: Layout, staging_bytes: int, verifying: bool) -> int:
 def _scratch(layout: Layout, staging_bytes: int, verifying: bool) -> tuple[int, int]:
     """Return how many threads read, and the scratch memory of each."""
     wanted = CONVERSION_SCRATCH if layout.conversions else SCRATCH if verifying else 0
-    threads = max(1, min(THREADS, staging_bytes // SCRATCH))
+    threads = max(1, min(THREADS[layout.mode], staging_bytes // SCRATCH))
     return threads, min(wanted, staging_bytes // threads)
 
 

@@ -95,9 +95,7 @@ def test_two_digests_for_the_name_of_a_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError) as caught:
         expected_digests(str(sums), checkpoint(tmp_path, TWO, ONE))
 
-    assert str(caught.value) == (
-        f"model.sha256 = '{sums}' gives {ONE} several sha256; list the checkpoint's alone"
-    )
+    assert str(caught.value) == (f"model.sha256 = '{sums}' gives {ONE} several sha256; list the checkpoint's alone")
 
 
 @pytest.mark.parametrize("other", [TWO, "config.json", "README.md"])

@@ -160,31 +160,29 @@ def test_a_limit_that_is_exceeded_already_is_refused(checkpoint: Checkpoint, mac
         run(checkpoint, {"reserve_ratio": 0})
 
 
-# the limit of its own, what this process uses, the use and the size of the machine → what decides, what is free of it
-LIMITS: dict[str, tuple[int, tuple[int, int], int, int, str, int, int]] = {
-    "its own, of a process that uses nothing": (4, (0, 0), 0, 1000, "memory.host_limit_bytes", 4, 4),
-    "its own, less what this process uses": (9, (4, 2), 0, 1000, "memory.host_limit_bytes", 9, 3),
-    "its own, whatever others use": (4, (0, 0), 900, 1000, "memory.host_limit_bytes", 4, 4),
-    "its own, exceeded already": (9, (8, 2), 0, 1000, "memory.host_limit_bytes", 9, -1),
-    "the machine, though its limit is higher": (900, (10, 10), 996, 1000, "the machine", 1000, 4),
-    "the machine, though its limit is lower": (900, (0, 0), 996, 1000, "the machine", 1000, 4),
-    "the machine, though this process is large": (990, (500, 480), 997, 1000, "the machine", 1000, 3),
+# Figures in MiB: the limit of its own, what this process uses (anonymous, shared), use and size of the machine → what
+# decides, its limit and what is free of it.
+LIMITS: dict[str, tuple[int, tuple[int, int], tuple[int, int], tuple[str, int, int]]] = {
+    "its own, of a process that uses nothing": (4, (0, 0), (0, 1000), ("memory.host_limit_bytes", 4, 4)),
+    "its own, less what this process uses": (9, (4, 2), (0, 1000), ("memory.host_limit_bytes", 9, 3)),
+    "its own, whatever others use": (4, (0, 0), (900, 1000), ("memory.host_limit_bytes", 4, 4)),
+    "its own, exceeded already": (9, (8, 2), (0, 1000), ("memory.host_limit_bytes", 9, -1)),
+    "the machine, though its limit is higher": (900, (10, 10), (996, 1000), ("the machine", 1000, 4)),
+    "the machine, though this process is large": (990, (500, 480), (997, 1000), ("the machine", 1000, 3)),
 }
 
 
-@pytest.mark.parametrize(("limit", "own", "used", "total", "where", "of", "free"), LIMITS.values(), ids=LIMITS)
+@pytest.mark.parametrize(("limit", "own", "books", "decides"), LIMITS.values(), ids=LIMITS)
 def test_the_tighter_of_its_own_limit_and_the_machines_decides(
     checkpoint: Checkpoint,
     machine: Machine,
     limit: int,
     own: tuple[int, int],
-    used: int,
-    total: int,
-    where: str,
-    of: int,
-    free: int,
+    books: tuple[int, int],
+    decides: tuple[str, int, int],
 ) -> None:
-    machine(total * MIB, used * MIB, own=(own[0] * MIB, own[1] * MIB))
+    machine(books[1] * MIB, books[0] * MIB, own=(own[0] * MIB, own[1] * MIB))
+    where, of, free = decides
 
     told = re.escape(f", {free * MIB} are free of the {of * MIB} of {where} ({(of - free) * MIB} anonymous and ")
     with pytest.raises(ResourceError, match=told):

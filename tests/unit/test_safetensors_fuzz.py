@@ -29,6 +29,8 @@ STRICTER: dict[str, str] = {
     r"warmgate\.padding must list names": "our own key of the metadata, which nobody else writes",
     r"has no dtype, shape and data_offsets": "a row that is a list of its fields: nobody writes that",
     r"is \{'\w+': None\}, which cannot be read here": "a dtype that is a mapping of its name: nobody writes that",
+    r"has .*, which is not of this format": "a field of ours or of others that holds more fields: nobody writes that",
+    r"more elements than can be counted": "torch counts in 63 bits, zeros or not; no memory holds as many",
     r"and at most 64 dimensions": "torch has no tensors of more dimensions",
     r"__metadata__ must map texts to texts": "null for no metadata: nobody writes that",
 }
@@ -289,6 +291,18 @@ TEXTS: dict[str, tuple[bytes, int]] = {
         0,
     ),
     "bits beyond 64 bits": (one('{"dtype":"F64","shape":[4611686018427387904,0],"data_offsets":[0,0]}'), 0),
+    "one element less than can be counted": (
+        one('{"dtype":"U8","shape":[1152921504606846975,0],"data_offsets":[0,0]}'),
+        0,
+    ),
+    "as many elements as cannot be counted": (
+        one('{"dtype":"U8","shape":[1152921504606846976,0],"data_offsets":[0,0]}'),
+        0,
+    ),
+    "as many elements as cannot be counted, around zeros": (
+        one('{"dtype":"U8","shape":[1073741824,0,1073741824,0],"data_offsets":[0,0]}'),
+        0,
+    ),
     "an offset beyond 64 bits": (
         one('{"dtype":"U8","shape":[0],"data_offsets":[18446744073709551616,18446744073709551616]}'),
         0,
@@ -302,6 +316,18 @@ TEXTS: dict[str, tuple[bytes, int]] = {
     "65 dimensions": (one('{"dtype":"U8","shape":[' + "1," * 64 + '1],"data_offsets":[0,1]}'), 1),
     "a field twice": (one('{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}'), 1),
     "a field that nobody knows": (one('{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":[{}]}'), 1),
+    "a field that nobody knows, of a list": (
+        one('{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":[]}'),
+        1,
+    ),
+    "a field that nobody knows, of a mapping": (
+        one('{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":{}}'),
+        1,
+    ),
+    "a field that nobody knows, of a text": (
+        one('{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":"[]"}'),
+        1,
+    ),
     "a field that nobody knows twice": (one('{"dtype":"U8","shape":[1],"data_offsets":[0,1],"x":1,"x":2}'), 1),
     "a tensor twice": (f'{{"a":{ROW},"a":{ROW}}}'.encode(), 1),
     "a tensor twice, once elsewhere": (
