@@ -54,7 +54,11 @@ class Books:
     root: Path = Path("/")
 
     def room(self) -> Room:
-        """Return the tightest of what limits this process: its cgroup, those above it, or the machine."""
+        """Return the tightest of what limits this process."""
+        return min(self.rooms(), key=lambda room: room.free_bytes)
+
+    def rooms(self) -> list[Room]:
+        """Return all that limits this process: the machine, its cgroup, those above it."""
         machine = _fields(_read(self.root / "proc/meminfo"))
         total = machine.get("MemTotal", _NO_LIMIT)
         rooms = [Room("the machine", total, total - machine.get("MemAvailable", total))]
@@ -62,7 +66,7 @@ class Books:
             text = _read(group / "memory.max") or _read(group / "memory.limit_in_bytes")
             if text.isdigit() and int(text) < _NO_LIMIT:
                 rooms.append(Room(f"cgroup {group}", int(text), _unreclaimable(_pairs(_read(group / "memory.stat")))))
-        return min(rooms, key=lambda room: room.free_bytes)
+        return rooms
 
     def own_bytes(self) -> int:
         """Return the anonymous and shared memory of this process alone."""

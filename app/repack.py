@@ -64,7 +64,9 @@ def repack(checkpoint: Checkpoint, out: Path) -> dict[str, Any]:
 
 
 def _target(checkpoint: Checkpoint, out: Path) -> Path:
-    if not out.name.endswith(SUFFIX) and (out.suffix or out.is_file()):
+    # A directory may have a dot in its name (llama-3.1-8b); what ends like a file is one of another kind.
+    other = out.suffix[1:].isalpha() and not out.is_dir()
+    if not out.name.endswith(SUFFIX) and (out.is_file() or other):
         raise SettingsError(f"{out} is neither a directory nor a name that ends with {SUFFIX}")
     target = out if out.name.endswith(SUFFIX) else out / f"model{SUFFIX}"
     if target.exists():

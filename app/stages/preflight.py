@@ -41,11 +41,12 @@ def preflight(settings: Settings, checkpoint: Checkpoint, progress: Progress) ->
     layout = choice.layout
     digests = expected_digests(settings.model.sha256, checkpoint)
     staging = planned_staging(layout, settings.memory.staging_bytes, bool(digests))
-    books = Books()
-    room = books.room()
+    books, ratio = Books(), settings.memory.reserve_ratio
+    rooms = books.rooms()
     if (own := settings.memory.host_limit_bytes) is not None:
-        room = min(room, Room("memory.host_limit_bytes", own, books.own_bytes()), key=lambda one: one.free_bytes)
-    reserve = int(room.limit_bytes * settings.memory.reserve_ratio)
+        rooms.append(Room("memory.host_limit_bytes", own, books.own_bytes()))
+    room = min(rooms, key=lambda one: one.free_bytes - int(one.limit_bytes * ratio))
+    reserve = int(room.limit_bytes * ratio)
     # The pages of a file that is memory itself count as used already.
     mapped = 0 if choice.in_memory else layout.mapped_bytes
     need = mapped + layout.slab_bytes + staging + reserve

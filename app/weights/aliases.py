@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from app.weights.attributes import plain_tensors, replaced
+from app.errors import SettingsError
+from app.weights.attributes import plain_tensors, put_attribute
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,10 @@ class Alias:
 
 
 def find_aliases(module: nn.Module) -> tuple[Alias, ...]:
-    """Return the aliases among a module's plain attributes and the buffers that no checkpoint holds."""
+    """Return the aliases among a module's plain attributes and the buffers that no checkpoint holds.
+
+    Raises SettingsError for one that shows a stored tensor as another type, which cannot be made anew from its shape.
+    """
     owners: dict[int, tuple[str, torch.Tensor]] = {}
     unstored: list[tuple[str, str, tuple[Any, ...], torch.Tensor]] = list(plain_tensors(module))
     for prefix, part in module.named_modules(remove_duplicate=False):
@@ -50,6 +54,9 @@ def find_aliases(module: nn.Module) -> tuple[Alias, ...]:
         if (owner := owners.get(_storage(tensor))) is None:
             continue
         target, shown = owner
+        if (tensor.dtype, tensor.is_conj(), tensor.is_neg()) != (shown.dtype, shown.is_conj(), shown.is_neg()):
+            name = f"{prefix}.{attribute}" if prefix else attribute
+            raise SettingsError(f"{name} shows {target} as another type of numbers; compute it in forward")
         offset = tensor.storage_offset() - shown.storage_offset()
         same, size, stride = tensor is shown, tuple(tensor.shape), tuple(tensor.stride())
         found.append(Alias(prefix, attribute, path, target, same, size, stride, offset))
@@ -66,7 +73,7 @@ def repoint(module: nn.Module, aliases: tuple[Alias, ...]) -> None:
         if alias.attribute in part._buffers:
             part._buffers[alias.attribute] = value
         else:
-            setattr(part, alias.attribute, replaced(getattr(part, alias.attribute), alias.path, value))
+            put_attribute(part, alias.attribute, alias.path, value)
 
 
 def _view(shown: torch.Tensor, alias: Alias) -> torch.Tensor:
@@ -74,5 +81,5 @@ def _view(shown: torch.Tensor, alias: Alias) -> torch.Tensor:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    # The address of the storage object, not of its data: on meta there is none.
-    return int(tensor.untyped_storage()._cdata)
+    # The address of the storage object, not of its data: on meta there is none. Sparse tensors have no storage.
+    return int(tensor.untyped_storage()._cdata) if tensor.layout == torch.strided else id(tensor)

@@ -35,6 +35,11 @@ def value_at(value: Any, path: tuple[Any, ...]) -> Any:
     return value
 
 
+def put_attribute(part: nn.Module, name: str, path: tuple[Any, ...], new: Any) -> None:
+    """Replace a tensor in a plain attribute. It stays one: `setattr` would register a parameter."""
+    vars(part)[name] = replaced(vars(part)[name], path, new)
+
+
 def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     """Return a container with one item replaced: itself where it can be changed, else one of its kind."""
     if not path:

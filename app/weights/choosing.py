@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from app.checkpoints import Checkpoint, CheckpointFile, fill
 from app.units import bytes_text
-from app.weights.filesystems import FileSystem, Reach, farthest
+from app.weights.filesystems import FileSystem, Reach, farthest, file_systems
 from app.weights.layout import Layout, Mode, plan_layout
 from app.weights.memory import POPULATE_READ, Memory, address_of, can_populate, populate
 from app.weights.reading import CALL
@@ -36,13 +36,15 @@ def choose_layout(checkpoint: Checkpoint, wanted: str, cast: str | None) -> Choi
     """Return how a checkpoint is to be read; `wanted` is auto, map or read, `cast` as for `plan_layout`."""
     if not checkpoint.files:
         return Choice(plan_layout(checkpoint, "map", "there is nothing to read", cast))
-    system = farthest(file.path for file in checkpoint.files)
+    systems = file_systems(file.path for file in checkpoint.files)
+    system = farthest(systems)
     measure = False
     if wanted == "auto":
         mode, why, measure = _judge(system, max(file.size for file in checkpoint.files))
     else:
         mode, why = "map" if wanted == "map" else "read", f"model.reading is {wanted}"
-    return Choice(plan_layout(checkpoint, mode, why, cast), measure, system.type in IN_MEMORY)
+    in_memory = all(one.type in IN_MEMORY for one in systems)
+    return Choice(plan_layout(checkpoint, mode, why, cast), measure, in_memory)
 
 
 def _judge(system: FileSystem, largest: int) -> tuple[Mode, str, bool]:

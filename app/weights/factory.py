@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 
 from app.dtypes import FLOATING
@@ -47,7 +48,7 @@ def call_factory(factory: Factory, model: Model) -> nn.Module:
         raise SettingsError(
             f"model.factory {model.factory}: {scripted[0]} is scripted; return the module it is made of"
         )
-    if lazy := [name for name, parameter in module.named_parameters() if is_lazy(parameter)]:
+    if lazy := [n for n, t in (*module.named_parameters(), *module.named_buffers()) if is_lazy(t)]:
         raise SettingsError(f"model.factory {model.factory}: {lazy[0]} has no shape yet; give the module its sizes")
     return module
 
@@ -99,14 +100,17 @@ def _on_meta_device(parameter: nn.Parameter) -> nn.Parameter:
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
+    """Register stand-ins on meta; raises SettingsError where the constructor has kept a parameter's data elsewhere."""
     register, mine = nn.Module.register_parameter, threading.get_ident()
     # A parameter that is registered twice is a tie: both get the same stand-in. Weak, or all data would be kept.
     seen: dict[int, tuple[weakref.ref[nn.Parameter], nn.Parameter]] = {}
+    given_away: list[StorageWeakRef] = []
 
     def stand_in(parameter: nn.Parameter) -> nn.Parameter:
         known = seen.get(id(parameter))
         if known is None or known[0]() is not parameter:
             known = seen[id(parameter)] = (weakref.ref(parameter), _on_meta_device(parameter))
+            given_away.append(StorageWeakRef(parameter.untyped_storage()))
         return known[1]
 
     def register_on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
@@ -118,3 +122,5 @@ def _parameters_on_meta() -> Iterator[None]:
         yield
     finally:
         nn.Module.register_parameter = register
+    if not all(reference.expired() for reference in given_away):
+        raise SettingsError("a parameter is used under another name than its own")

@@ -80,11 +80,17 @@ def _rows(text: str) -> Iterator[_Row]:
             yield _Row(fields[0], fields[1], FileSystem(kind[0], _unescaped(fields[4])))
 
 
-def farthest(paths: Iterable[Path]) -> FileSystem:
-    """Return the file system that decides for a set of files: a network one before an unknown before a local one."""
-    order = (Reach.LOCAL, Reach.UNKNOWN, Reach.NETWORK)
+def file_systems(paths: Iterable[Path]) -> frozenset[FileSystem]:
+    """Return the file systems that hold a set of files."""
     table = _mount_table()
-    return max((file_system(path, table) for path in paths), key=lambda one: order.index(one.reach))
+    # The files of a checkpoint mostly lie in one directory, whatever they are links to.
+    return frozenset(file_system(parent, table) for parent in {path.resolve().parent for path in paths})
+
+
+def farthest(systems: Iterable[FileSystem]) -> FileSystem:
+    """Return the one that decides for all: a network file system before an unknown before a local one."""
+    order = (Reach.LOCAL, Reach.UNKNOWN, Reach.NETWORK)
+    return max(systems, key=lambda one: (order.index(one.reach), one.mount_point))
 
 
 def _mount_table() -> str:

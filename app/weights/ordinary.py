@@ -1,21 +1,20 @@
 """The values that no checkpoint brings, exactly as an ordinary construction of the module gives them."""
 
-import random
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-import numpy as np
 import torch
 from torch import nn
 
 from app.errors import SettingsError
 from app.settings import Model
 from app.weights.aliases import Alias
-from app.weights.attributes import plain_tensors, replaced, value_at
+from app.weights.attributes import plain_tensors, put_attribute, value_at
 from app.weights.dtypes import same_bits
-from app.weights.factory import Factory, cast_floats, construct_ordinarily
+from app.weights.factory import Factory, cast_floats, construct_ordinarily, drop_parameters
+from app.weights.randomness import DrawWatch, other_start
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class Unstored:
         """Give it a value."""
         part = module.get_submodule(self.prefix)
         if self.kind == "attribute":
-            setattr(part, self.attribute, replaced(getattr(part, self.attribute), self.path, value))
+            put_attribute(part, self.attribute, self.path, value)
         elif self.kind == "buffer":
             part._buffers[self.attribute] = value
         else:
@@ -94,61 +93,57 @@ def ordinary_values(factory: Factory, model: Model, wanted: tuple[Unstored, ...]
     because it is drawn at random after they were. Such a construction is made twice, and what differs then is no value
     that another process could find again: raises SettingsError naming it.
     """
-    with _random_state_kept():
-        keep = any(one.kind == "parameter" for one in wanted)
-        values, drew = _first(factory, model, keep, wanted)
-        if drew:
-            _seed(1)
-            again, _ = _construct(factory, model, True, wanted)
-            own = (one for one in wanted if not one.waived)
-            if differing := sorted({one.name for one in own if not same_bits(values[one], again[one])}):
-                raise SettingsError(
-                    f"model.factory {model.factory} makes {', '.join(differing[:10])} at random, other at every start, "
-                    f"and no checkpoint holds it; seed the constructor, or store it"
-                )
+    keep = any(one.kind == "parameter" for one in wanted)
+    values, drew = _first(factory, model, keep, wanted)
+    if drew and (differing := _drawn(factory, model, wanted)):
+        raise SettingsError(
+            f"model.factory {model.factory} makes {', '.join(differing[:10])} at random, other at every start, and no "
+            f"checkpoint holds it; seed the constructor, or store it"
+        )
     return values
 
 
 def _first(
     factory: Factory, model: Model, keep_parameters: bool, wanted: tuple[Unstored, ...]
 ) -> tuple[dict[Unstored, torch.Tensor], bool]:
+    """Return the wanted values, and whether random numbers were drawn for them or before them."""
     if not keep_parameters:
         # A constructor that reads its parameters' values fails without them, and then has its second try.
         with suppress(SettingsError):
-            values, drew = _construct(factory, model, False, wanted)
-            if not drew and not any(value.is_meta for value in values.values()):
+            watch = DrawWatch()
+            with watch:
+                values, _ = _construct(factory, model, False, wanted)
+            if not watch.drew and not any(value.is_meta for value in values.values()):
                 return values, False
-    return _construct(factory, model, True, wanted)
+    values, _ = _construct(factory, model, True, wanted)
+    return values, True
+
+
+def _drawn(factory: Factory, model: Model, wanted: tuple[Unstored, ...]) -> list[str]:
+    """Return the names of what two constructions make differently.
+
+    What a hook computes anew before every call (weight normalisation) does not matter.
+    """
+    found = []
+    for number in (1, 2):
+        with other_start(number):
+            found.append(_construct(factory, model, True, wanted))
+    (one, module), (other, _) = found
+    hooked = {prefix for prefix, part in module.named_modules(remove_duplicate=False) if part._forward_pre_hooks}
+    return sorted(
+        {
+            place.name
+            for place in wanted
+            if not place.waived and place.prefix not in hooked and not same_bits(one[place], other[place])
+        }
+    )
 
 
 def _construct(
     factory: Factory, model: Model, keep_parameters: bool, wanted: tuple[Unstored, ...]
-) -> tuple[dict[Unstored, torch.Tensor], bool]:
-    """Return the wanted values, and whether the constructor drew random numbers. All else is let go at once."""
-    before = _random_state()
+) -> tuple[dict[Unstored, torch.Tensor], nn.Module]:
     module = construct_ordinarily(factory, model, keep_parameters)
-    drew = before != _random_state()
     cast_floats(module, model)
-    return {one: one.value(module) for one in wanted}, drew
-
-
-def _random_state() -> tuple[bytes, object, bytes]:
-    numpy_state: Any = np.random.get_state()
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), numpy_state[1].tobytes()
-
-
-def _seed(number: int) -> None:
-    torch.manual_seed(number)
-    random.seed(number)
-    np.random.seed(number)
-
-
-@contextmanager
-def _random_state_kept() -> Iterator[None]:
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
-        np.random.set_state(states[2])
+    values = {one: one.value(module) for one in wanted}
+    drop_parameters(module)
+    return values, module

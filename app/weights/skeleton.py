@@ -11,10 +11,11 @@ from app.weights import Skeleton
 from app.weights.aliases import find_aliases, repoint
 from app.weights.attributes import plain_tensors
 from app.weights.dtypes import name_of
-from app.weights.factory import call_factory, cast_floats, construct_with_data, drop_parameters, find_factory
+from app.weights.factory import Factory, call_factory, cast_floats, construct_with_data, drop_parameters, find_factory
 from app.weights.layout import EXTRA_STATE
 from app.weights.ordinary import forget, ordinary_values, unstored
 from app.weights.plan import ModelTable, ModelTensor
+from app.weights.randomness import random_states_kept
 
 
 def build_skeleton(model: Model) -> Skeleton:
@@ -25,6 +26,11 @@ def build_skeleton(model: Model) -> Skeleton:
     no checkpoint holds at random.
     """
     factory = find_factory(model.factory)
+    with random_states_kept():
+        return _build(factory, model)
+
+
+def _build(factory: Factory, model: Model) -> Skeleton:
     construction = ""
     try:
         with torch.device("meta"):

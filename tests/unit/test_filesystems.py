@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.weights import filesystems
-from app.weights.filesystems import LOCAL, NETWORK, FileSystem, Reach, farthest, file_system
+from app.weights.filesystems import LOCAL, NETWORK, FileSystem, Reach, farthest, file_system, file_systems
 
 PROC = "22 27 0:20 / /proc rw,nosuid,nodev shared:5 - proc proc rw"
 ROOT = "27 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw,errors=remount-ro"
@@ -94,7 +94,7 @@ def test_of_several_files_the_farthest_decides(
     table = "\n".join((ROOT, DATA, DEEP, "50 27 0:50 / /odd rw - fuse.rclone remote: rw"))
     monkeypatch.setattr(filesystems, "_mount_table", lambda: table)
 
-    assert farthest(Path(path) for path in paths).type == found
+    assert farthest(file_systems(Path(path) for path in paths)).type == found
 
 
 def test_the_real_table_knows_this_directory(tmp_path: Path) -> None:
@@ -102,4 +102,4 @@ def test_the_real_table_knows_this_directory(tmp_path: Path) -> None:
 
     assert found.type != "unknown"
     assert tmp_path.resolve().is_relative_to(found.mount_point)
-    assert found == farthest([tmp_path])
+    assert found == farthest(file_systems([tmp_path]))
