@@ -34,11 +34,14 @@ class Plain(nn.Module):
 
 
 class ReadsBuffer(Plain):
-    """Looks at a value of its own: `torch.linspace(…).item()`, as models with stochastic depth do."""
+    """Looks at values of its own, as models with stochastic depth do.
+
+    Not by torch.linspace: `from_pretrained` of transformers makes that ignore the meta device for good.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.rates = [rate.item() for rate in torch.linspace(0, 0.1, 3)]
+        self.rates = [rate.item() for rate in torch.arange(3.0) / 20]
         self.register_buffer("scaled", self.table * 2, persistent=False)
 
 
@@ -64,7 +67,7 @@ class OnParametersDeviceAndReadsBuffer(OnParametersDevice):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rates = [rate.item() for rate in torch.linspace(0, 0.1, 3)]
+        self.rates = [rate.item() for rate in torch.arange(3.0) / 20]
 
 
 class Partial(nn.Module):
@@ -81,7 +84,7 @@ class Partial(nn.Module):
 class PartialReadsBuffer(Partial):
     def __init__(self) -> None:
         super().__init__()
-        self.rates = [rate.item() for rate in torch.linspace(0, 0.1, 3)]
+        self.rates = [rate.item() for rate in torch.arange(3.0) / 20]
 
 
 Pair = namedtuple("Pair", ["left", "right"])
