@@ -570,7 +570,7 @@ def test_the_first_failure_is_told_at_once_though_another_thread_still_waits(
         ("map", 1000 * SCRATCH, 4),
         ("read", SCRATCH, 1),
         ("read", 3 * SCRATCH + 1, 3),
-        ("read", 1000 * SCRATCH, 8),
+        ("read", 1000 * SCRATCH, 6),
     ],
 )
 def test_work_is_done_by_as_many_threads_as_the_scratch_memory_allows(
