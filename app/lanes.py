@@ -3,8 +3,8 @@
 import asyncio
 import queue
 import threading
-from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any, TypeVar
 
 from app.errors import DeviceLostError
@@ -32,6 +32,32 @@ def spawn(work: Callable[[], T], name: str) -> "Future[T]":
 async def run_on_thread(work: Callable[[], Any], name: str) -> Any:
     """Run work on a thread of its own and wait for it."""
     return await asyncio.wrap_future(spawn(work, name))
+
+
+def run_in_parallel(work: Sequence[Callable[[], None]], threads: int, name: str) -> None:
+    """Do everything on several threads; the first failure ends the others at their next piece of work."""
+    todo = iter(work)
+    lock = threading.Lock()
+    failed = threading.Event()
+
+    def drain() -> None:
+        while not failed.is_set():
+            with lock:
+                one = next(todo, None)
+            if one is None:
+                return
+            try:
+                one()
+            except BaseException:
+                failed.set()
+                raise
+
+    futures = [spawn(drain, f"{name}-{number}") for number in range(threads)]
+    # The first failure is told at once, even while another thread waits for a server that does not answer.
+    for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+        future.result()
+    for future in futures:
+        future.result()
 
 
 class DeviceLane:

@@ -23,5 +23,6 @@ def read_weights(settings: Settings, checkpoint: Checkpoint, plan: Preflight, pr
         log.warning("weights: %s", warning)
     rate = bytes_text(round(read.bytes_read / read.seconds))
     verified = f", sha256 of {len(read.verified)} file(s) verified" if read.verified else ""
-    progress.say(f"{layout.mode} ({layout.why}), {rate}/s, file cache was {read.file_cache}{verified}")
+    past = f", {bytes_text(read.direct_bytes)} read past it" if read.direct_bytes else ""
+    progress.say(f"{layout.mode} ({layout.why}), {rate}/s, file cache was {read.file_cache}{past}{verified}")
     return read

@@ -21,8 +21,9 @@ class ResidentWeights:
 
     `fingerprint`: sha256 over names, dtypes, shapes and samples of every tensor: other weights have another one,
     short of differences that no sample meets. `verified`: file → sha256 that was asked for and found.
-    `staging_bytes`: the scratch memory that reading took, given back since. `resident_bytes`, `copied_bytes`: what was
-    measured of mappings and slab; None where the kernel does not tell.
+    `direct_bytes`: how many were read past the page cache. `staging_bytes`: the scratch memory that reading took, given
+    back since. `resident_bytes`, `copied_bytes`: what was measured of mappings and slab; None where the kernel does not
+    tell.
     """
 
     checkpoint: Checkpoint
@@ -33,6 +34,7 @@ class ResidentWeights:
     bytes_read: int
     seconds: float
     file_cache: str
+    direct_bytes: int
     staging_bytes: int
     resident_bytes: int | None
     copied_bytes: int | None

@@ -1,12 +1,11 @@
-"""Samples of tensors: a fingerprint of the weights, signs of broken ones, and whether files are cached already."""
+"""Samples of tensors: a fingerprint of the weights, and signs of broken ones."""
 
 import hashlib
-import os
 from dataclasses import dataclass
 
 import numpy as np
 
-from app.checkpoints import Checkpoint, CheckpointFile, TensorEntry, read_exactly
+from app.checkpoints import Checkpoint, TensorEntry, read_exactly
 from app.dtypes import size_bytes
 from app.progress import Progress
 from app.weights.memory import Memory
@@ -79,21 +78,3 @@ def _no_numbers(dtype: str, data: bytes) -> bool:
     values = np.frombuffer(data, kind)
     mantissa = (exponent & -exponent) - 1
     return bool((((values & exponent) == exponent) & ((values & mantissa) != 0)).any())
-
-
-def file_cache(checkpoint: Checkpoint) -> str:
-    """Say whether the files were in the page cache before anything was read, by samples that wait for no disk."""
-    step = max(1, checkpoint.nbytes // 256)
-    samples = [(file, offset) for file in checkpoint.files for offset in range(0, file.size, step)]
-    cached = [is_cached(file, offset) for file, offset in samples]
-    return "warm" if all(cached) else "cold" if cached.count(False) == len(cached) else "mixed"
-
-
-def is_cached(file: CheckpointFile, offset: int) -> bool | None:
-    """Return None where the file system cannot say."""
-    try:
-        return os.preadv(file.fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None

@@ -17,6 +17,7 @@ from app.stages.preflight import Preflight, preflight
 from app.weights import filesystems
 from app.weights.choosing import Choice
 from app.weights.layout import plan_layout
+from app.weights.reading import THREADS
 from tests.unit.written import filled, written
 
 MIB = 1 << 20
@@ -94,7 +95,7 @@ LARGE = 5 * MIB + 80
     [
         ({"reserve_ratio": 0}, {}, (LARGE, 0, 0, 0)),
         ({}, {}, (LARGE, 0, 0, MIB // 10)),
-        ({"reserve_ratio": 0}, {"reading": "read"}, (0, 5 * MIB + 80, 0, 0)),
+        ({"reserve_ratio": 0}, {"reading": "read"}, (0, 5 * MIB + 80, 24 * MIB, 0)),
         (
             {"reserve_ratio": 0.5, "staging_bytes": 2 * MIB},
             {"dtype": "bfloat16"},
@@ -231,8 +232,8 @@ def test_copying_a_checkpoint_that_lies_in_memory_takes_as_much_as_any_other(
 # model → what is mapped of the file as a whole?, resident, copied, staged
 ROWS: dict[str, tuple[dict[str, Any], bool, tuple[int, int, int]]] = {
     "mapped": ({}, True, (LARGE, 0, 0)),
-    "read": ({"reading": "read"}, False, (0, LARGE, 0)),
-    "cast": ({"dtype": "bfloat16"}, True, (80, 5 * MIB // 2, 32 * MIB)),
+    "read": ({"reading": "read"}, False, (0, LARGE, 24 * MIB)),
+    "cast": ({"dtype": "bfloat16"}, True, (80, 5 * MIB // 2, THREADS["map"] * 4 * MIB)),
 }
 
 

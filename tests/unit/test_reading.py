@@ -26,12 +26,12 @@ from tests.unit.written import Tensors, filled, noise, written
 
 MODES: tuple[Mode, ...] = ("map", "read")
 PAGE = mmap.PAGESIZE
-MAPPED_STEP, READ_STEP, CALL, SCRATCH = 1 << 14, 1 << 13, 1 << 12, 1 << 12
+STEP, CALL, SCRATCH = 1 << 13, 1 << 12, 1 << 12
 STAGING = 4 * SCRATCH
 
 # Neither a whole number of steps nor of pages, many small ones, and some at odd addresses.
 SHARDS: tuple[Tensors, ...] = (
-    {"scalar": filled("F64"), "large": filled("F32", 3 * MAPPED_STEP // 4 + 19), "empty": filled("F32", 0, 3)},
+    {"scalar": filled("F64"), "large": filled("F32", 2 * STEP + 19), "empty": filled("F32", 0, 3)},
     {f"small.{number}": filled("BF16", number % 40 + 1, salt=number) for number in range(300)},
     {"odd": filled("U8", 3), "after": filled("I64", 900), "flags": filled("BOOL", 7), "last": filled("I32", 11, 13)},
 )
@@ -41,8 +41,7 @@ BYTES = sum(len(data) for _, _, data in TENSORS.values())
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "MAPPED_STEP", MAPPED_STEP)
-    monkeypatch.setattr(segments, "READ_STEP", READ_STEP)
+    monkeypatch.setattr(segments, "STEP", STEP)
     monkeypatch.setattr(reading, "CALL", CALL)
     monkeypatch.setattr(reading, "SCRATCH", SCRATCH)
 
@@ -212,8 +211,8 @@ def test_scratch_memory_is_what_was_planned_and_within_its_bound(
     resident = read(checkpoint, mode, digests=digests_of(checkpoint) if verify else {}, staging=staging)
 
     assert sum(taken) <= resident.staging_bytes <= staging
-    assert resident.staging_bytes == planned_staging(resident.memory.layout, staging, verify)
-    assert bool(taken) is verify
+    assert resident.staging_bytes <= planned_staging(resident.memory.layout, staging, verify)
+    assert bool(taken) is bool(resident.staging_bytes) is verify
 
 
 def test_no_file_is_opened_that_stays_open(checkpoint: Checkpoint) -> None:
@@ -500,7 +499,7 @@ def test_a_start_up_that_is_stopped_while_it_reads_ends_soon(checkpoint: Checkpo
     with pytest.raises(Stopped):
         read(checkpoint, mode, progress, digests_of(checkpoint) if verify else {})
 
-    assert 0 < progress.done <= 4 * MAPPED_STEP
+    assert 0 < progress.done <= 4 * STEP
 
 
 class Failing(Progress):
@@ -520,7 +519,7 @@ class Failing(Progress):
 
 
 def test_the_first_failure_ends_all_threads_at_their_next_piece(tmp_path: Path) -> None:
-    checkpoint = written(tmp_path, {f"t{number}": filled("U8", READ_STEP, salt=number) for number in range(100)})
+    checkpoint = written(tmp_path, {f"t{number}": filled("U8", STEP, salt=number) for number in range(100)})
     progress = Failing(at=9)
 
     with pytest.raises(RuntimeError, match="this piece"):
@@ -566,17 +565,17 @@ def test_the_first_failure_is_told_at_once_though_another_thread_still_waits(
     ("mode", "staging", "threads"),
     [
         ("map", SCRATCH, 1),
-        ("map", 3 * SCRATCH, 3),
-        ("map", 1000 * SCRATCH, 4),
+        ("map", SCRATCH * 3 // 2, 1),
+        ("map", 1000 * SCRATCH, reading.THREADS["map"]),
         ("read", SCRATCH, 1),
         ("read", 3 * SCRATCH + 1, 3),
-        ("read", 1000 * SCRATCH, 6),
+        ("read", 1000 * SCRATCH, 12),
     ],
 )
 def test_work_is_done_by_as_many_threads_as_the_scratch_memory_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Mode, staging: int, threads: int
 ) -> None:
-    checkpoint = written(tmp_path, {f"t{number}": filled("U8", READ_STEP, salt=number) for number in range(100)})
+    checkpoint = written(tmp_path, {f"t{number}": filled("U8", STEP, salt=number) for number in range(100)})
     used: set[int] = set()
     # Every thread keeps its first piece until all are there: none of them can take the work of another.
     together, real = threading.Barrier(threads), reading._Reader.take_all

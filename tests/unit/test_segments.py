@@ -13,13 +13,12 @@ from app.weights import segments as module
 from app.weights.layout import Block, Conversion, Layout, Place, plan_layout
 from app.weights.segments import Box, Segment, Stretch, batches, segments
 
-MAPPED_STEP, READ_STEP = 1 << 12, 1 << 10
+STEP = 1 << 10
 
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAPPED_STEP", MAPPED_STEP)
-    monkeypatch.setattr(module, "READ_STEP", READ_STEP)
+    monkeypatch.setattr(module, "STEP", STEP)
 
 
 def layout(
@@ -35,20 +34,20 @@ def whole(shape: tuple[int, ...], item: int = 4, offset: int = 0) -> Conversion:
     return Conversion(TensorEntry("t", dtype, shape, 0, offset, item * prod(shape)), Place(0, "BF16"))
 
 
-@pytest.mark.parametrize("length", [1, MAPPED_STEP - 1, MAPPED_STEP, MAPPED_STEP + 1, 5 * MAPPED_STEP + 77])
+@pytest.mark.parametrize("length", [1, STEP - 1, STEP, STEP + 1, 5 * STEP + 77])
 @pytest.mark.parametrize("offset", [0, 8, 4095, 12345])
 def test_mapped_stretches_are_cut_into_steps_without_a_gap(offset: int, length: int) -> None:
     parts = segments(layout({3: ((offset, length),)}), 0)
 
-    assert all(isinstance(part, Stretch) and part.file == 3 and 0 < part.nbytes <= MAPPED_STEP for part in parts)
+    assert all(isinstance(part, Stretch) and part.file == 3 and 0 < part.nbytes <= STEP for part in parts)
     assert covered(parts) == [(offset, offset + length)]
 
 
-@pytest.mark.parametrize("length", [1, READ_STEP - 1, READ_STEP, READ_STEP + 1, 5 * READ_STEP + 77])
+@pytest.mark.parametrize("length", [1, STEP - 1, STEP, STEP + 1, 5 * STEP + 77])
 def test_blocks_are_cut_into_steps_that_keep_their_distance_from_the_target(length: int) -> None:
     parts = segments(layout(blocks=(Block(1, 100, length, 6400),)), 0)
 
-    assert all(isinstance(part, Block) and part.nbytes <= READ_STEP for part in parts)
+    assert all(isinstance(part, Block) and part.nbytes <= STEP for part in parts)
     assert {part.target - part.offset for part in parts if isinstance(part, Block)} == {6300}
     assert covered(parts) == [(100, 100 + length)]
 
@@ -153,8 +152,8 @@ def test_files_are_never_joined() -> None:
 
 
 def test_a_part_longer_than_a_step_is_a_batch_of_its_own() -> None:
-    small, large = Stretch(0, 0, 8), Stretch(0, 8, MAPPED_STEP)
-    last = Stretch(0, 8 + MAPPED_STEP, 8)
+    small, large = Stretch(0, 0, 8), Stretch(0, 8, STEP)
+    last = Stretch(0, 8 + STEP, 8)
 
     assert batches([small, large, last]) == [[small], [large], [last]]
 

@@ -13,11 +13,10 @@ from app.checkpoints import Checkpoint, CheckpointFile, Piece, TensorEntry, file
 from app.dtypes import size_bytes
 from app.errors import CheckpointError
 from app.progress import Progress, Stopped
-from app.weights import samples
 from app.weights.layout import Mode, plan_layout
 from app.weights.memory import Memory
 from app.weights.reading import read_resident
-from app.weights.samples import EVERY, LARGE, WHOLE, Sampled, file_cache, sample
+from app.weights.samples import EVERY, LARGE, WHOLE, Sampled, sample
 from tests.unit.written import Tensors, filled, noise, written
 
 MODES: tuple[Mode, ...] = ("map", "read")
@@ -359,39 +358,3 @@ def test_a_start_up_that_is_stopped_while_it_samples_ends_soon(tmp_path: Path) -
     checkpoint.close()
 
     assert len(progress.said) == 2
-
-
-def test_files_that_were_just_written_are_in_the_file_cache(tmp_path: Path) -> None:
-    checkpoint = written(tmp_path, SMALL, {"x": filled("U8", 300_000)})
-
-    assert file_cache(checkpoint) == "warm"
-    checkpoint.close()
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "told"),
-    [
-        (True, True, "warm"),
-        (False, False, "cold"),
-        (True, False, "mixed"),
-        (None, True, "mixed"),
-        (None, None, "mixed"),
-        (None, False, "mixed"),
-    ],
-)
-def test_a_checkpoint_is_warm_or_cold_only_where_every_sample_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: bool | None, second: bool | None, told: str
-) -> None:
-    checkpoint = written(tmp_path, {"x": filled("U8", 300_000)}, {"y": filled("U8", 300)})
-    monkeypatch.setattr(samples, "is_cached", lambda file, _: first if file is checkpoint.files[0] else second)
-
-    assert file_cache(checkpoint) == told
-    checkpoint.close()
-
-
-def test_a_pipe_cannot_say_whether_it_is_cached() -> None:
-    reading, writing = os.pipe()
-
-    assert samples.is_cached(CheckpointFile(Path("/pipe"), reading, 1, (0, 0, 0, 0)), 0) is None
-    os.close(reading)
-    os.close(writing)

@@ -29,7 +29,7 @@ class Truncating(Progress):
 
 
 def small_steps() -> None:
-    segments.MAPPED_STEP, segments.READ_STEP = 1 << 14, 1 << 13
+    segments.STEP = 1 << 13
     reading.CALL = reading.SCRATCH = 1 << 12
 
 
