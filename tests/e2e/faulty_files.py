@@ -1,7 +1,7 @@
 """A read-only file system that shows a directory and misbehaves as it is told: `MOUNT SOURCE MODE`.
 
-Modes: `plain`; `error`, an I/O error in the second half of every file; `slow`, short reads (as page faults make them)
-wait a while, long ones do not; `gone` ends the process in the second half, and with it the file system.
+Modes: `plain`; `error`, an I/O error in the second half of every file; `slow`, the first half of every file, where a
+mapping is measured, waits a while; `gone` ends the process in the second half, and with it the file system.
 """
 
 import errno
@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import mfusepy
-
-PAGES = 128 << 10
 
 
 class Faulty(mfusepy.Operations):  # type: ignore[misc]
@@ -40,7 +38,7 @@ class Faulty(mfusepy.Operations):  # type: ignore[misc]
 
     def open(self, path: str, info: Any) -> int:
         info.fh = os.open(self._real(path), os.O_RDONLY)
-        # No page cache between: what is read is asked for here, in the sizes in which it is read.
+        # No page cache between: what is read is asked for here.
         info.direct_io = self.mode == "slow"
         return 0
 
@@ -50,7 +48,7 @@ class Faulty(mfusepy.Operations):  # type: ignore[misc]
             raise mfusepy.FuseOSError(errno.EIO)
         if offset >= half and self.mode == "gone":
             os._exit(1)
-        if self.mode == "slow" and size <= PAGES:
+        if self.mode == "slow" and offset < half:
             time.sleep(0.02)
         return os.pread(info.fh, size, offset)
 
