@@ -65,7 +65,8 @@ def check(settings: Settings, tell: Tell) -> dict[str, Any]:
     table, construction = _table(settings, lookup)
     plan = plan_weights(table, checkpoint, settings.model)
     checkpoint.close()
-    dynamic = settings.compile.specialize == "none"
+    engine = lookup.artifact.content["engine"] if isinstance(lookup, Restored) else settings.compile.engine
+    dynamic = settings.compile.specialize == "none" and engine != "jit"
     return {
         "model": {"name": settings.model.name, "version": settings.model.version},
         "checkpoint": describe(checkpoint),
@@ -77,7 +78,7 @@ def check(settings: Settings, tell: Tell) -> dict[str, Any]:
         },
         "artifact": _artifact(lookup),
         "buckets": [{"name": bucket.name, "required": bucket.required} for bucket in settings.buckets],
-        "coverage": Coverage(settings.symbolic, settings.buckets, dynamic, settings.uncovered).rows(),
+        "coverage": Coverage(settings.symbolic, settings.buckets, dynamic, settings.policy(dynamic)).rows(),
     }
 
 

@@ -14,7 +14,6 @@ NOT_YET: Mapping[str, tuple[Any, ...]] = {
     "warmup.samples": (None,),
     "warmup.budget_bytes": (None,),
     "uncovered": ("pad", "reject"),
-    "compile.engine": ("auto", "aot", "eager"),
     "compile.on_miss": ("build", "fail"),
     "compile.require_signature": (False,),
     "compile.public_keys": ([],),
@@ -81,10 +80,11 @@ def _complete(settings: Settings) -> bool:
 
 
 def _padding_problems(settings: Settings) -> Iterator[str]:
-    if settings.compile.specialize == "bucket" and settings.uncovered == "pad":
+    by_bucket = settings.compile.engine == "jit" or settings.compile.specialize == "bucket"
+    if by_bucket and settings.uncovered == "pad":
         for tensor in settings.inputs:
             if tensor.pad is None and any(isinstance(size, str) for size in tensor.shape):
-                yield f"inputs.{tensor.name}.pad is not set, but uncovered: pad with compile.specialize: bucket pads it"
+                yield f"inputs.{tensor.name}.pad is not set, but uncovered: pad with one code a bucket pads it"
 
 
 def _value_problems(settings: Settings) -> Iterator[str]:

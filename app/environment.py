@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 
 def compiler_environment() -> dict[str, str]:
@@ -13,6 +14,11 @@ def compiler_environment() -> dict[str, str]:
     # Where caches lie and how many threads fill them says nothing about what is in them.
     ignored = {"TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS"}
     return {k: v for k, v in sorted(os.environ.items()) if k.startswith(names) and k not in ignored}
+
+
+def place_compiler_caches(inductor: Path, triton: Path) -> None:
+    """Say where torch's compilers keep their caches from now on; they look it up each time."""
+    os.environ.update({"TORCHINDUCTOR_CACHE_DIR": str(inductor), "TRITON_CACHE_DIR": str(triton)})
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:

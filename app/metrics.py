@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from app import __version__
+from app.artifacts import CACHES
 from app.ledger import OBJECTS, WHOLES
 from app.readiness import Readiness
 from app.startup import State
@@ -15,7 +16,7 @@ from app.startup import State
 PHASES = ("starting", "ready", "degraded", "draining", "failed")
 ENGINES = ("aot", "jit", "eager")
 LAYER_RESULTS = ("hit", "miss", "rejected", "bypass")
-LAYERS = ("sealed-artifact", "aot-package")
+LAYERS = ("sealed-artifact", "aot-package", "jit-caches", *CACHES, "device-graph")
 RUNS = ("first", "second", "steady")
 UNKNOWN = float("nan")
 

@@ -224,6 +224,11 @@ class Settings(BaseSettings):
         rows = [(tuple((n, int(row[n])) for n in self.dimensions), row) for row in self.warmup.buckets]
         return tuple(sorted((Bucket(s, bool(r.get("required", True))) for s, r in rows), key=lambda b: b.volume))
 
+    def policy(self, dynamic: bool) -> str:
+        """What happens to a shape that is no bucket: `uncovered`, or reject where padding has no value to pad with."""
+        unpadded = any(t.pad is None and any(isinstance(size, str) for size in t.shape) for t in self.inputs)
+        return "reject" if not dynamic and self.uncovered == "pad" and unpadded else self.uncovered
+
     @property
     def input_specs(self) -> tuple[TensorSpec, ...]:
         """The inputs in call order."""

@@ -15,6 +15,7 @@ from app.report import BucketReport, critical_path
 from app.settings import Settings
 from app.stages.bind_engine import BoundEngine
 from app.stages.preflight import Preflight
+from app.stages.prove_answers import ProvenModel
 from app.startup import StageView, Startup
 from app.weights import LoadedModel, ResidentWeights
 from app.weights.plan import rebuilt_bytes
@@ -156,15 +157,23 @@ def _artifacts(values: Mapping[Any, Any]) -> dict[str, Any]:
     lookup, code = values.get(Restored | Missed), values.get(Compiled | Uncompiled)
     identity = lookup.artifact.identity if isinstance(lookup, Restored) else lookup.identity if lookup else None
     layers: tuple[Layer, ...] = code.layers if code else lookup.layers if lookup else ()
+    caches = values[BoundEngine].forward.engine.layers() if BoundEngine in values else ()
     differences = lookup.differences if isinstance(lookup, Missed) else ()
     return {
-        "engine": "" if code is None else "aot" if isinstance(code, Compiled) else "eager",
-        "why": code.why if isinstance(code, Uncompiled) else lookup.why if isinstance(lookup, Missed) else "",
+        "engine": "" if code is None else code.engine if isinstance(code, Compiled) else "eager",
+        "why": (code.why if code else "") or (lookup.why if isinstance(lookup, Missed) else ""),
         "identity": identity.digest if identity else "",
-        "outcome": code.outcome if isinstance(code, Compiled) else "none",
-        "layers": [asdict(layer) for layer in layers],
+        "outcome": _outcome(code, caches, proven=ProvenModel in values),
+        "layers": [asdict(layer) for layer in (*layers, *caches)],
         "differences": list(differences),
     }
+
+
+def _outcome(code: Compiled | Uncompiled | None, caches: Sequence[Layer], proven: bool) -> str:
+    """Say restored only where every cache answered and the answers are proven."""
+    if not isinstance(code, Compiled) or not proven:
+        return "none"
+    return "rebuilt" if any(layer.result == "miss" for layer in caches) else code.outcome
 
 
 def _device(acquired: AcquiredDevice | None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Compile artifacts: plans and kernels on disk, sealed once, verified before anything in them is loaded."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,16 @@ class Layer:
     result: str
     why: str = ""
     count: int = 1
+
+
+# The caches below the sealed artifact, and what is made anew in every process.
+CACHES = ("dynamo", "aotautograd", "fx-graph", "autotune", "triton-bundle", "cpp-objects")
+DEVICE_GRAPH = Layer("device-graph", "bypass", "a cpu has no device graphs", 0)
+
+
+def bypassed(why: str) -> tuple[Layer, ...]:
+    """Return the rows of an engine that none of torch's caches serves."""
+    return (*(Layer(name, "bypass", why, 0) for name in CACHES), DEVICE_GRAPH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +55,29 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """No usable artifact: why, and how the nearest one differs."""
+    """No usable artifact: why, and how the nearest one differs; `identities`: engine → what its code must be."""
 
     identity: ArtifactIdentity
     why: str
     layers: tuple[Layer, ...] = ()
     differences: tuple[str, ...] = ()
+    identities: Mapping[str, ArtifactIdentity] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Code to open: restored as it was found, or built by this start."""
+    """Code to open: restored as it was found, or built by this start; `why`: what spoke against a better engine."""
 
     artifact: Artifact
     outcome: str
     layers: tuple[Layer, ...]
     differences: tuple[str, ...] = ()
+    why: str = ""
+
+    @property
+    def engine(self) -> str:
+        """The engine that the code is for."""
+        return str(self.artifact.content["engine"])
 
 
 @dataclass(frozen=True, slots=True)

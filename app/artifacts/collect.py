@@ -16,16 +16,16 @@ from app.settings import Settings
 
 
 def collect(
-    settings: Settings, checkpoint: Checkpoint, runtime: Mapping[str, str], device: Mapping[str, Any]
+    settings: Settings, checkpoint: Checkpoint, runtime: Mapping[str, str], device: Mapping[str, Any], engine: str
 ) -> ArtifactIdentity:
-    """Return the identity; weights are in it by names, dtypes and shapes, not by values."""
+    """Return the identity of code for an engine; weights are in it by names, dtypes and shapes, not by values."""
     return ArtifactIdentity(
         {
             **runtime,
             "python": platform.python_version(),
             "c_library": " ".join(platform.libc_ver()),
             "device": device,
-            "compile": {"engine": "aot", "specialize": settings.compile.specialize},
+            "compile": {"engine": engine, "specialize": settings.compile.specialize},
             "environment": compiler_environment(),
             "model": {
                 "factory": settings.model.factory,
@@ -39,11 +39,15 @@ def collect(
             "inputs": [f"{t.name} {t.datatype}{list(t.shape)}" for t in settings.inputs],
             "outputs": [f"{t.name} {t.datatype}{list(t.shape)}" for t in settings.outputs],
             "dimensions": {d.name: f"{d.min}..{d.max}" for d in settings.symbolic},
-            "buckets": [b.name for b in settings.buckets] if settings.compile.specialize == "bucket" else "any",
+            "buckets": [b.name for b in settings.buckets] if _specialized(settings, engine) else "any",
             "tensors": hashlib.sha256(repr(checkpoint.table()).encode()).hexdigest(),
             "warmgate": {"version": app.__version__, "builder": _own_code()},
         }
     )
+
+
+def _specialized(settings: Settings, engine: str) -> bool:
+    return settings.compile.specialize == "bucket" or engine == "jit"
 
 
 def _named_files(value: Any) -> Iterator[tuple[str, str]]:

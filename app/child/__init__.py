@@ -1,6 +1,7 @@
 """Work in a child process: what imports model libraries or compiles must neither slow a probe nor stay in memory.
 
-Two tasks: `build` (export and compile, needs shapes only) and `reference` (the module itself on the weights).
+Three tasks: `build` (export and compile, needs shapes only), `jit` (compile without export, the same) and `reference`
+(the module itself on the weights).
 """
 
 import contextlib
@@ -34,6 +35,7 @@ ROOM = 64_000_000
 # What a child tells once it is behind it; the last one says that the outcome is written.
 STEPS = {
     "build": ("started", "runtime imported", "model built", "graph exported", "code compiled", "payload written"),
+    "jit": ("started", "runtime imported", "model built", "buckets compiled", "payload written"),
     "reference": ("started", "runtime imported", "model built", "weights installed", "answers computed"),
 }
 
@@ -46,7 +48,11 @@ class ReferenceFailed(errors.WarmupError):
     """The module could not be run for comparison."""
 
 
-FAILURES: Mapping[str, type[errors.WarmgateError]] = {"build": ChildFailed, "reference": ReferenceFailed}
+FAILURES: Mapping[str, type[errors.WarmgateError]] = {
+    "build": ChildFailed,
+    "jit": ChildFailed,
+    "reference": ReferenceFailed,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +66,16 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a task is given in the child: the directory to fill, one for scratch files, and a way to tell its steps."""
+    """What a task is given in the child: the directory to fill, one for scratch files, and a way to tell its steps.
+
+    `key`: that of the artifact which is built.
+    """
 
     settings: Settings
     directory: Path
     scratch: Path
     resident: Resident | None
+    key: str
     tell: Callable[[], None]
 
 
@@ -76,6 +86,7 @@ def run(
     threads: int,
     progress: Progress,
     resident: Resident | None = None,
+    key: str = "",
 ) -> dict[str, Any]:
     """Run a task that fills `directory`; return what it tells about it.
 
@@ -87,7 +98,7 @@ def run(
     try:
         # Local and private: a compiler's scratch files have no business on a volume that pods share.
         with tempfile.TemporaryDirectory(prefix="warmgate-") as scratch, tempfile.TemporaryFile() as log:
-            request = _Request(task, settings, directory, Path(scratch), threads, resident)
+            request = _Request(task, settings, directory, Path(scratch), threads, resident, key)
             return _run(request, progress, log)
     except OSError as error:
         raise FAILURES[task](f"the {task} process needs a writable temporary directory: {error}") from error
@@ -101,6 +112,7 @@ class _Request:
     scratch: Path
     threads: int
     resident: Resident | None
+    key: str
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -108,6 +120,7 @@ class _Request:
             "directory": str(self.directory),
             "scratch": str(self.scratch),
             "resident": asdict(self.resident) if self.resident else None,
+            "key": self.key,
         }
 
 

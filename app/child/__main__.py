@@ -32,7 +32,7 @@ def main() -> int:
         work = importlib.import_module(f"app.child.{task}").work
         tell()
         resident = Resident(**request["resident"]) if request["resident"] else None
-        outcome = {"content": work(Work(settings, directory, scratch, resident, tell))}
+        outcome = {"content": work(Work(settings, directory, scratch, resident, request["key"], tell))}
     except Exception as error:
         told = str(error) if isinstance(error, WarmgateError) else f"{type(error).__name__}: {_first_line(error)}"
         (scratch / OUTCOME).write_text(json.dumps({"kind": type(error).__name__, "error": told}))

@@ -37,8 +37,7 @@ OPTIONS = {
 
 def work(given: Work) -> dict[str, Any]:
     """Fill the directory with packages and the constants that no checkpoint holds; return the manifest's content."""
-    if shutil.which("g++") is None and shutil.which("c++") is None and shutil.which("clang++") is None:
-        raise ArtifactError("no C++ compiler on this machine (g++): restore a built artifact, or install one")
+    check_compiler()
     began, settings, directory, tell = time.monotonic(), given.settings, given.directory, given.tell
     with inputs.recording(settings.model.checkpoint) as factory_files:
         skeleton = build_skeleton(settings.model)
@@ -52,7 +51,7 @@ def work(given: Work) -> dict[str, Any]:
         )
     constants = {n: b for n, b in skeleton.module.named_buffers(remove_duplicate=False) if not b.is_meta}
     constants |= {n: p for n, p in skeleton.module.named_parameters(remove_duplicate=False) if not p.is_meta}
-    _give_memory(skeleton.module)
+    give_memory(skeleton.module)
     repoint(skeleton.module, skeleton.aliases)
     tell()
     packages = []
@@ -71,6 +70,7 @@ def work(given: Work) -> dict[str, Any]:
     save_file({name: tensor.detach().clone().contiguous() for name, tensor in constants.items()}, directory / CONSTANTS)
     tell()
     return {
+        "engine": "aot",
         "packages": packages,
         "model": skeleton.table.as_json(),
         "construction": skeleton.construction,
@@ -81,17 +81,24 @@ def work(given: Work) -> dict[str, Any]:
         "layers": [{"name": "aot-package", "count": len(packages)}],
         "buckets": [bucket.name for bucket in settings.buckets],
         "timings": {"build_s": time.monotonic() - began},
-        "tools": {"cxx": _compiler_version()},
+        "tools": {"cxx": compiler_version()},
     }
 
 
-def _compiler_version() -> str:
+def check_compiler() -> None:
+    """Raise ArtifactError where nothing can be built."""
+    if shutil.which("g++") is None and shutil.which("c++") is None and shutil.which("clang++") is None:
+        raise ArtifactError("no C++ compiler on this machine (g++): restore a built artifact, or install one")
+
+
+def compiler_version() -> str:
+    """Return the first line of what the compiler says of itself."""
     from torch._inductor.cpp_builder import get_compiler_version_info, get_cpp_compiler
 
     return str(get_compiler_version_info(get_cpp_compiler())).splitlines()[0]
 
 
-def _give_memory(module: nn.Module) -> None:
+def give_memory(module: nn.Module) -> None:
     """Replace tensors on meta by memory that is never touched: the compiler asks for strides and devices, not values.
 
     Tied ones stay one object, since the exported graph must see them as one.

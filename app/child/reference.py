@@ -31,7 +31,7 @@ def work(given: Work) -> dict[str, Any]:
     plan = plan_weights(skeleton.table, checkpoint, settings.model)
     engine = EagerEngine.open(install(skeleton, checkpoint, memory, plan), None)
     tell()
-    coverage = Coverage(settings.symbolic, settings.buckets, engine.dynamic, settings.uncovered)
+    coverage = Coverage(settings.symbolic, settings.buckets, engine.dynamic, settings.policy(engine.dynamic))
     forward = Forward(engine, coverage, settings.input_specs, settings.output_specs)
     answers = {}
     for bucket in settings.buckets:

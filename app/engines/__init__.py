@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, Self
 
-from app.artifacts import Artifact
+from app.artifacts import Artifact, Layer
 from app.buckets import Bucket
 from app.weights import LoadedModel
 
@@ -27,6 +27,9 @@ class Engine(Protocol):
 
     def changed_buffers(self) -> tuple[str, ...]:
         """Return the names of module state that runs have changed; promised answers depend on none."""
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Say what each cache below the sealed artifact did in this process so far."""
 
     def run(self, inputs: Sequence["Tensor"], bucket: Bucket | None) -> Sequence["Tensor"]:
         """Run contiguous inputs in call order; returns the outputs in the order the model gives them."""

@@ -7,7 +7,7 @@ from typing import Protocol, Self
 import torch
 from safetensors.torch import load_file
 
-from app.artifacts import CONSTANTS, Artifact
+from app.artifacts import CONSTANTS, Artifact, Layer, bypassed
 from app.buckets import Bucket
 from app.engines._container import Container
 from app.errors import ArtifactError
@@ -50,6 +50,10 @@ class AotEngine:
     def changed_buffers(self) -> tuple[str, ...]:
         """None: a program that changes buffers is refused when it is built."""
         return ()
+
+    def layers(self) -> tuple[Layer, ...]:
+        """None of torch's caches: the package is machine code."""
+        return bypassed("the package needs none")
 
     def run(self, inputs: Sequence[torch.Tensor], bucket: Bucket | None) -> Sequence[torch.Tensor]:
         """Run the package of the bucket, or the one for the whole range."""

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
-from app.artifacts import Artifact
+from app.artifacts import Artifact, Layer, bypassed
 from app.buckets import Bucket
 from app.errors import ArtifactError
 from app.weights import LoadedModel
@@ -41,6 +41,10 @@ class EagerEngine:
         """Return the buffers that forward has changed: what it answers then depends on who asked before."""
         now = dict(self._module.named_buffers())
         return tuple(name for name, before in self._before.items() if not same_bits(now[name], before))
+
+    def layers(self) -> tuple[Layer, ...]:
+        """None of torch's caches: nothing is compiled."""
+        return bypassed("the module runs as it is written")
 
     def run(self, inputs: Sequence[torch.Tensor], bucket: Bucket | None) -> Sequence[torch.Tensor]:
         """Call the module and flatten what it returns, in the order that torch flattens mappings and tuples."""

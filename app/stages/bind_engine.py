@@ -26,9 +26,11 @@ def bind_engine(
     settings: Settings, loaded: LoadedModel, code: Compiled | Uncompiled, progress: Progress
 ) -> BoundEngine:
     """Give the engine that serves: the compiled code where there is some, else the module itself."""
-    name = "aot" if isinstance(code, Compiled) else "eager"
+    name = code.engine if isinstance(code, Compiled) else "eager"
     artifact = code.artifact if isinstance(code, Compiled) else None
     engine = plugins.load("app.engines", name, Engine).open(loaded, artifact)
-    coverage = Coverage(settings.symbolic, settings.buckets, engine.dynamic, settings.uncovered)
-    progress.say(f"{name}, {'one code for every shape' if engine.dynamic else 'one code a bucket'}")
+    policy = settings.policy(engine.dynamic)
+    coverage = Coverage(settings.symbolic, settings.buckets, engine.dynamic, policy)
+    told = "" if policy == settings.uncovered else ", other shapes are rejected: not every input says what to pad with"
+    progress.say(f"{name}, {'one code for every shape' if engine.dynamic else 'one code a bucket'}{told}")
     return BoundEngine(Forward(engine, coverage, settings.input_specs, settings.output_specs), name)

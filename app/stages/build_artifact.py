@@ -9,10 +9,14 @@ from app.artifacts.store import Store
 from app.devices import AcquiredDevice
 from app.errors import ArtifactError
 from app.graph import Lane, Skipped, stage
+from app.identity import ArtifactIdentity
 from app.progress import Progress
 from app.settings import Settings
 
 log = logging.getLogger("warmgate.builder")
+
+# Engine → the child's task that builds its code, and the layer that it fills.
+TASKS = {"aot": ("build", "aot-package"), "jit": ("jit", "jit-caches")}
 
 
 @stage(Lane.PROCESS)
@@ -24,7 +28,8 @@ def build_artifact(
     Raises ArtifactError when code was demanded and is not to be had.
     """
     if isinstance(lookup, Restored):
-        return Skipped(Compiled(lookup.artifact, "restored", lookup.layers), "the artifact was restored")
+        why = str(lookup.artifact.content.get("why", ""))
+        return Skipped(Compiled(lookup.artifact, "restored", lookup.layers, why=why), "the artifact was restored")
     if settings.compile.engine == "eager":
         return Skipped(Uncompiled(lookup.why, lookup.layers), lookup.why)
     if settings.compile.on_miss == "fail":
@@ -33,31 +38,47 @@ def build_artifact(
             f"no artifact in {settings.compile.artifacts} ({lookup.why}) and compile.on_miss is fail; "
             f"build it with `warmgate build`{': ' + differences if differences else ''}"
         )
-    try:
-        artifact = _build(settings, lookup, device.device.threads, progress)
-    except ArtifactError as error:
-        if settings.compile.engine != "auto":
-            raise
-        log.warning("the module will run as it is written: %s", error)
-        why = str(error)
-        progress.say(f"eager instead of aot: {why}")
-        layers = (*lookup.layers, Layer("aot-package", "bypass", why))
-        return Uncompiled(f"the aot engine could not be built: {why}", layers)
-    layers = (*lookup.layers, Layer("aot-package", "miss", "built by this start", len(artifact.content["packages"])))
-    return Compiled(artifact, "rebuilt", layers, lookup.differences)
+    return _first_that_builds(settings, lookup, device.device.threads, progress)
 
 
-def _build(settings: Settings, lookup: Missed, threads: int, progress: Progress) -> Artifact:
+def _first_that_builds(settings: Settings, lookup: Missed, threads: int, progress: Progress) -> Compiled | Uncompiled:
+    """Try the allowed engines in their order; each that fails is told, and is a layer of the report."""
+    failed: list[Layer] = []
+    for engine, identity in lookup.identities.items():
+        why = "; ".join(layer.why for layer in failed)
+        try:
+            artifact = _build(settings, lookup, engine, identity, why, threads, progress)
+        except ArtifactError as error:
+            if settings.compile.engine != "auto":
+                raise
+            log.warning("the %s engine could not be built: %s", engine, error)
+            progress.say(f"no {engine}: {error}")
+            failed.append(Layer(TASKS[engine][1], "bypass", f"the {engine} engine could not be built: {error}"))
+            continue
+        built = Layer(TASKS[engine][1], "miss", "built by this start")
+        return Compiled(artifact, "rebuilt", (*lookup.layers, *failed, built), lookup.differences, why)
+    return Uncompiled("; ".join(layer.why for layer in failed), (*lookup.layers, *failed))
+
+
+def _build(
+    settings: Settings,
+    lookup: Missed,
+    engine: str,
+    identity: ArtifactIdentity,
+    why: str,
+    threads: int,
+    progress: Progress,
+) -> Artifact:
     store = Store(settings.compile.artifacts)
     with store.workspace() as workspace:
         payload = workspace / "payload"
         payload.mkdir()
-        content = child.run("build", settings, payload, threads, progress)
+        content = child.run(TASKS[engine][0], settings, payload, threads, progress, key=identity.key())
         try:
-            seal(payload, lookup.identity, content)
+            seal(payload, identity, {**content, "why": why})
             if any(layer.result == "rejected" for layer in lookup.layers):
-                store.set_aside(lookup.identity)
-            return store.publish(payload, lookup.identity)
+                store.set_aside(identity)
+            return store.publish(payload, identity)
         except OSError as error:
             raise ArtifactError(
                 f"the artifact could not be written to {store.path}: {error.strerror}; is the disk full?"

@@ -1,5 +1,8 @@
 """Look for compiled code of exactly this identity, and verify it before anything of it is loaded."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from app.artifacts import Missed, Restored
 from app.artifacts.collect import collect
 from app.artifacts.store import Store
@@ -10,15 +13,30 @@ from app.progress import Progress
 from app.runtime import Runtime
 from app.settings import Settings
 
+# What `compile.engine` allows, the best first.
+ENGINES: Mapping[str, tuple[str, ...]] = {
+    "auto": ("aot", "jit"),
+    "aot": ("aot",),
+    "jit": ("jit",),
+    "eager": ("eager",),
+}
+
 
 @stage(Lane.DISK)
 def find_artifact(
     settings: Settings, checkpoint: Checkpoint, runtime: Runtime, device: AcquiredDevice, progress: Progress
 ) -> Restored | Missed:
     """Give a verified artifact, or why there is none; nothing about the identity is ever skipped to get a hit."""
-    identity = collect(settings, checkpoint, runtime.versions, device.fingerprint)
+    engines = ENGINES[settings.compile.engine]
+    identities = {one: collect(settings, checkpoint, runtime.versions, device.fingerprint, one) for one in engines}
     if settings.compile.engine == "eager":
-        return Missed(identity, "compile.engine is eager: no code is looked for")
-    found = Store(settings.compile.artifacts).find(identity, settings.model.checkpoint)
-    progress.say(f"hit {identity.key()[:12]}" if isinstance(found, Restored) else found.why)
-    return found
+        return Missed(identities["eager"], "compile.engine is eager: no code is looked for")
+    store, missed = Store(settings.compile.artifacts), []
+    for engine, identity in identities.items():
+        found = store.find(identity, settings.model.checkpoint)
+        if isinstance(found, Restored):
+            progress.say(f"hit {identity.key()[:12]}, {engine}")
+            return found
+        missed.append(found)
+    progress.say(missed[0].why)
+    return replace(missed[0], identities=identities)

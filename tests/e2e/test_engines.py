@@ -1,5 +1,8 @@
 """Which engine a model lands on, and that it answers as the module does."""
 
+import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from app.artifacts.seal import seal
+from app.identity import ArtifactIdentity
 from tests.e2e import models
 from tests.e2e.conftest import JSON, Start, configuration, save
-from tests.e2e.harness import outputs
+from tests.e2e.harness import command, outputs
 
 
 def spread(*shape: int) -> torch.Tensor:
@@ -21,23 +26,105 @@ def answers(module: torch.nn.Module, x: torch.Tensor) -> Any:
         return module(x).numpy()
 
 
-def test_a_model_that_cannot_be_exported_is_served_eager_with_the_reason(start: Start, tmp_path: Path) -> None:
+COMPILERS = ("g++", "c++", "gcc", "cc", "clang++", "clang")
+
+
+@pytest.fixture
+def no_compiler(tmp_path: Path) -> Iterator[tuple[dict[str, str], Path]]:
+    """A search path on which every compiler notes that it was called, and fails."""
+    directory, calls = tmp_path / "bin", tmp_path / "calls"
+    directory.mkdir()
+    for name in COMPILERS:
+        (directory / name).write_text(f'#!/bin/sh\necho "$0 $*" >> {calls}\nexit 1\n')
+        (directory / name).chmod(0o755)
+    yield {"PATH": f"{directory}:{os.environ['PATH']}"}, calls
+
+
+def layers(report: JSON) -> dict[str, tuple[str, int]]:
+    return {layer["name"]: (layer["result"], layer["count"]) for layer in report["artifacts"]["layers"]}
+
+
+def test_a_model_that_cannot_be_exported_is_compiled_otherwise_and_restored_without_a_compiler(
+    start: Start, tmp_path: Path, no_compiler: tuple[dict[str, str], Path]
+) -> None:
     torch.manual_seed(1)
     module = models.Branching()
     save(module, tmp_path / "model.safetensors")
-    server = start(configuration("branching", tmp_path / "model.safetensors", tmp_path / "store"))
+    config = configuration("branching", tmp_path / "model.safetensors", tmp_path / "store")
+    environment, calls = no_compiler
+    for outcome, env in (("rebuilt", None), ("restored", environment)):
+        server = start(config, env=env)
+        server.wait()
+        report = server.status()
+        assert (report["artifacts"]["engine"], report["artifacts"]["outcome"]) == ("jit", outcome)
+        assert report["artifacts"]["why"].startswith("the aot engine could not be built: ")
+        assert "data-dependent" in report["artifacts"]["why"].lower()
+        assert report["weights"]["rebuilt_buffers"] == ["offsets"]
+        assert report["late_compiles"] == 0
+        found = layers(report)
+        # Two buckets, one graph each; what is compiled is there before this process runs anything.
+        assert (found["fx-graph"], found["aotautograd"], found["dynamo"]) == (("hit", 2), ("hit", 2), ("bypass", 2))
+        assert found["cpp-objects"][0] == "hit"
+        assert found["device-graph"] == ("bypass", 0)
+        for rows in (1, 2, 5):
+            status, body = server.infer("branching", {"x": spread(rows, 16).numpy()})
+            assert status == 200
+            assert np.abs(outputs(body) - answers(module, spread(rows, 16))).max() < 1e-6
+        assert server.status()["late_compiles"] == 0
+        assert server.stop() == 0
+    assert not calls.exists(), calls.read_text()
+
+
+def test_a_restored_cache_that_lacks_an_object_is_no_restored_one(start: Start, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    save(models.Tiny(), tmp_path / "model.safetensors")
+    config = configuration(
+        "tiny", tmp_path / "model.safetensors", tmp_path / "store", compile={"engine": "jit", "artifacts": ""}
+    )
+    config["compile"]["artifacts"] = str(tmp_path / "store")
+    assert build(config, tmp_path).returncode == 0
+    (artifact,) = (path for path in (tmp_path / "store").iterdir() if (path / "manifest.json").exists())
+    unseal(artifact, "*.so")
+    server = start(config)
     server.wait()
     report = server.status()
-    assert report["artifacts"]["engine"] == "eager"
-    assert report["artifacts"]["why"].startswith("the aot engine could not be built: ")
-    assert "data-dependent" in report["artifacts"]["why"].lower()
-    assert report["artifacts"]["layers"][-1]["result"] == "bypass"
-    assert report["weights"]["rebuilt_buffers"] == ["offsets"]
-    assert {bucket["proof"] for bucket in report["buckets"]} == {"reference"}
-    status, body = server.infer("branching", {"x": spread(3, 16).numpy()})
-    assert status == 200
-    assert np.abs(outputs(body) - answers(module, spread(3, 16))).max() < 1e-6
-    assert "the build process failed: " in server.text()
+    assert report["artifacts"]["outcome"] == "rebuilt"
+    assert layers(report)["cpp-objects"][0] == "miss"
+
+
+def build(config: JSON, directory: Path) -> Any:
+    (directory / "build.yaml").write_text(json.dumps(config))
+    return command("build", "--config", str(directory / "build.yaml"))
+
+
+def unseal(artifact: Path, pattern: str) -> None:
+    """Take files out of an artifact and seal it again, as whoever may write to the store could."""
+    manifest = json.loads((artifact / "manifest.json").read_text())
+    gone = {str(path.relative_to(artifact)) for path in artifact.rglob(pattern)}
+    assert gone
+    for name in gone:
+        (artifact / name).unlink()
+    content = {
+        k: v for k, v in manifest.items() if k not in {"format", "digest", "identity", "files", "content_sha256"}
+    }
+    (artifact / "manifest.json").unlink()
+    seal(artifact, ArtifactIdentity(manifest["identity"]), content)
+
+
+@pytest.mark.parametrize("engine", ["auto", "aot"])
+def test_code_that_is_restored_calls_no_compiler_and_imports_none(
+    start: Start, tiny_config: JSON, no_compiler: tuple[dict[str, str], Path], engine: str
+) -> None:
+    tiny_config["compile"]["engine"] = engine
+    environment, calls = no_compiler
+    server = start(tiny_config, env=environment)
+    server.wait()
+    report = server.status()
+    assert report["artifacts"]["outcome"] == "restored"
+    assert {result for name, (result, _) in layers(report).items() if name != "sealed-artifact"} == {"bypass"}
+    maps = Path(f"/proc/{server.process.pid}/maps").read_text()
+    assert "libtorch_cpu" in maps
+    assert not calls.exists()
 
 
 def test_the_eager_engine_serves_when_it_is_asked_for(start: Start, tiny_config: JSON) -> None:

@@ -240,7 +240,7 @@ def test_tensors_that_show_weights_under_other_names_show_the_loaded_ones(start:
     server = start(configuration("showing", path, tmp_path / "store"))
     server.wait()
     artifacts = server.status()["artifacts"]
-    assert artifacts["engine"] == "eager"
+    assert artifacts["engine"] == "jit"
     assert "part look(s) into weights" in artifacts["why"]
     assert np.allclose(answer(server, "showing"), expected(module), atol=1e-6)
 

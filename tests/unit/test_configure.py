@@ -415,7 +415,6 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("warmup.samples", "x", "warmup.samples = PosixPath('x'): this version offers null"),
     ("warmup.budget_bytes", 1, "warmup.budget_bytes = 1: this version offers null"),
     ("uncovered", "eager", "uncovered = 'eager': this version offers pad or reject"),
-    ("compile.engine", "jit", "compile.engine = 'jit': this version offers auto or aot or eager"),
     ("compile.on_miss", "eager_then_swap", "compile.on_miss = 'eager_then_swap': this version offers build or fail"),
     ("compile.require_signature", True, "compile.require_signature = True: this version offers False"),
     ("compile.public_keys", ["x"], "compile.public_keys = [PosixPath('x')]: this version offers []"),
@@ -440,9 +439,8 @@ def test_one_mistake_is_one_problem_with_field_value_and_what_is_allowed(
 def test_an_input_that_would_be_padded_needs_a_value_to_pad_with(file: Path) -> None:
     file.write_text(dumped(put("inputs.0.pad", ...)))
 
-    assert problems(file, "compile.specialize=bucket") == (
-        "inputs.ids.pad is not set, but uncovered: pad with compile.specialize: bucket pads it",
-    )
+    for how in ("compile.specialize=bucket", "compile.engine=jit"):
+        assert problems(file, how) == ("inputs.ids.pad is not set, but uncovered: pad with one code a bucket pads it",)
     assert configure.load(file, ["compile.specialize=bucket", "uncovered=reject"]).inputs[0].pad is None
 
 
@@ -463,9 +461,11 @@ def test_all_mistakes_of_file_environment_and_assignments_are_told_at_once(
 
 
 def test_all_contradictions_are_told_at_once(file: Path) -> None:
-    assert problems(file, "device.kind=cuda", "compile.engine=jit", "warmup.buckets=[{batch: 9, sequence: 1}]") == (
-        "compile.engine = 'jit': this version offers auto or aot or eager",
+    assert problems(
+        file, "device.kind=cuda", "readiness.depends_on=[a]", "warmup.buckets=[{batch: 9, sequence: 1}]"
+    ) == (
         "device.kind = 'cuda': this version offers auto or cpu",
+        "readiness.depends_on = ['a']: this version offers []",
         "warmup.buckets.0.batch = 9: allowed are 1 to 8",
         "warmup.buckets.0.sequence = 1: allowed are 2 to 64",
     )

@@ -97,7 +97,7 @@ def test_a_plugin_whose_library_is_not_installed_is_refused_with_the_name_of_bot
     [
         ("app.devices", ("cpu",)),
         ("app.checkpoints", ("dcp", "safetensors", "torch_zip")),
-        ("app.engines", ("aot", "eager")),
+        ("app.engines", ("aot", "eager", "jit")),
     ],
 )
 def test_this_version_has_exactly_these_plugins(package: str, names: tuple[str, ...]) -> None:

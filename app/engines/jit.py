@@ -1,0 +1,60 @@
+"""torch.compile for models that cannot be exported: traced in each process, compiled once for a whole fleet."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import nn
+from torch.utils import _pytree
+
+from app.artifacts import Artifact, Layer
+from app.buckets import Bucket
+from app.engines import _inductor
+from app.engines._compiler import Compiler
+from app.engines.eager import EagerEngine
+from app.errors import ArtifactError
+from app.weights import LoadedModel
+
+
+class JitEngine:
+    """The compiled module, one graph a bucket; what cannot be traced between them runs as it is written."""
+
+    plugin = True
+    name = "jit"
+
+    def __init__(self, module: nn.Module, read_only: frozenset[str], live: Path, expected: dict[str, int]) -> None:
+        self._eager = EagerEngine(module, read_only)
+        self._call = torch.compile(module, dynamic=False)
+        self._live, self._expected = live, expected
+        self._before = _inductor.objects(live)
+
+    @classmethod
+    def open(cls, model: LoadedModel, artifact: Artifact | None) -> Self:
+        """Restore the sealed caches and wrap the installed module; raises ArtifactError."""
+        if artifact is None or model.module is None:
+            raise ArtifactError("the jit engine needs an artifact and the installed module")
+        Compiler(artifact.content["compiler"]).answer()
+        live = _inductor.prepare(artifact.identity.key(), len(artifact.content["buckets"]), threads=1)
+        _inductor.restore(artifact.path, live)
+        expected = {layer["name"]: layer["count"] for layer in artifact.content["layers"]}
+        return cls(model.module, model.read_only, live, expected)
+
+    @property
+    def dynamic(self) -> bool:
+        """A shape that is no bucket would be compiled in a request."""
+        return False
+
+    def changed_buffers(self) -> tuple[str, ...]:
+        """Return the buffers that forward has changed."""
+        return self._eager.changed_buffers()
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Say what torch's caches did in this process so far."""
+        return _inductor.layers(self._before, _inductor.objects(self._live), self._expected)
+
+    def run(self, inputs: Sequence[torch.Tensor], bucket: Bucket | None) -> Sequence[torch.Tensor]:
+        """Call the compiled module and flatten what it returns."""
+        del bucket
+        leaves, _ = _pytree.tree_flatten(self._call(*inputs))
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
