@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,14 @@ COMPILERS = ("g++", "c++", "gcc", "cc", "clang++", "clang")
 
 
 @pytest.fixture
-def no_compiler(tmp_path: Path) -> Iterator[tuple[dict[str, str], Path]]:
+def no_compiler(tmp_path: Path) -> tuple[dict[str, str], Path]:
     """A search path on which every compiler notes that it was called, and fails."""
     directory, calls = tmp_path / "bin", tmp_path / "calls"
     directory.mkdir()
     for name in COMPILERS:
         (directory / name).write_text(f'#!/bin/sh\necho "$0 $*" >> {calls}\nexit 1\n')
         (directory / name).chmod(0o755)
-    yield {"PATH": f"{directory}:{os.environ['PATH']}"}, calls
+    return {"PATH": f"{directory}:{os.environ['PATH']}"}, calls
 
 
 def layers(report: JSON) -> dict[str, tuple[str, int]]:
