@@ -34,7 +34,7 @@ def numerics() -> dict[str, Any]:
     return {
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
         "default_device": str(torch.get_default_device()),
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "float32_matmul_precision": _matmul_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "autocast": str(torch.get_autocast_dtype("cpu")) if torch.is_autocast_enabled("cpu") else "off",
@@ -43,3 +43,13 @@ def numerics() -> dict[str, Any]:
         **{name: str(getattr(torch._C, getter, absent)()) for name, getter in _SWITCHES.items()},
         **{f"fp32_precision_{kind}_{operator}": precision(kind, operator) for kind, operator in _PRECISIONS},
     }
+
+
+def _matmul_precision() -> str:
+    """Return the setting; torch refuses to tell it where it was set for one backend, which the others then tell."""
+    import torch
+
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "by backend"
