@@ -50,6 +50,6 @@ def _matmul_precision() -> str:
     import torch
 
     try:
-        return torch.get_float32_matmul_precision()
+        return str(torch.get_float32_matmul_precision())
     except RuntimeError:
         return "by backend"
