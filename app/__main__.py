@@ -77,28 +77,37 @@ def check(config: Config, assignments: Assignments = None, as_json: AsJson = Fal
 
 @cli.command()
 def inspect(
-    path: Annotated[Path, typer.Argument(help="A checkpoint (file, directory or index), or a sealed artifact.")],
+    path: Annotated[Path, typer.Argument(help="A checkpoint, a sealed artifact, or a directory of artifacts.")],
     repack: Annotated[
         Path | None, typer.Option("--repack", help="Write it anew as one safetensors file with aligned tensors.")
     ] = None,
+    headers: Annotated[
+        Path | None, typer.Option("--headers", help="Make a directory of its headers without data, for `build`.")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="Compare artifacts with this configuration, too.")
+    ] = None,
+    assignments: Assignments = None,
     trust_pickle: Annotated[bool, typer.Option("--trust-pickle", help="Open formats that pickles describe.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Describe a checkpoint or an artifact: tensors, dtypes, bytes, problems."""
-    from app import inspection
+    """Describe a checkpoint, an artifact (and what keeps it from being used here) or a store: contents, problems."""
+    from app import configure, inspection
     from app.checkpoints import open_checkpoint
+    from app.headers import copy_headers
     from app.repack import repack as write_anew
 
-    if repack is not None:
+    if target := repack or headers:
         # So that what is half written is removed.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            written = write_anew(open_checkpoint(path, trust_pickle), repack)
+            written = (write_anew if repack else copy_headers)(open_checkpoint(path, trust_pickle), target)
         except KeyboardInterrupt:
             raise SystemExit(128 + signal.SIGTERM) from None
-        print(json.dumps(written) if as_json else f"{written['path']}: {written['tensors']} tensors, aligned")
+        told = f"{written['tensors']} tensors, aligned" if repack else f"headers of {len(written['files'])} file(s)"
+        print(json.dumps(written) if as_json else f"{written['path']}: {told}")
         return
-    document = inspection.inspect(path, trust_pickle)
+    document = inspection.inspect(path, trust_pickle, configure.load(config, assignments or []) if config else None)
     print(json.dumps(document) if as_json else inspection.render(document))
     if code := inspection.exit_code(document):
         raise SystemExit(code)

@@ -5,31 +5,36 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.artifacts.seal import MANIFEST, read_manifest, verify
+from app.artifacts.seal import MANIFEST
 from app.checkpoints import Scan, TensorEntry, scan_checkpoint
+from app.differences import flat
 from app.errors import ArtifactError, CheckpointError, printable
-from app.identity import ArtifactIdentity
+from app.inspection_artifact import Here, describe_artifact, describe_store, is_store
+from app.settings import Settings
 from app.units import bytes_text
 
 Document = Mapping[str, Any]
 
 
-def inspect(path: Path, trust_pickle: bool = False) -> Document:
-    """Return what lies at `path`: a sealed artifact where there is a manifest, else a checkpoint.
+def inspect(path: Path, trust_pickle: bool = False, settings: Settings | None = None) -> Document:
+    """Return what lies at `path`: a sealed artifact where there is a manifest, a store of them, else a checkpoint.
 
-    What is wrong with it is in `problems`. Raises CheckpointError where there is neither.
+    What is wrong with it is in `problems`. `settings`: artifacts are compared with all that it decides, too. Raises
+    CheckpointError where there is nothing of the kind.
     """
     with contextlib.suppress(OSError):
         if (path / MANIFEST).is_file():
-            return _artifact(path)
+            return describe_artifact(path, Here.look(settings))
+        if is_store(path):
+            return describe_store(path, Here.look(settings))
     scan = scan_checkpoint(path, trust_pickle)
     scan.close()
     return _checkpoint(scan)
 
 
 def exit_code(document: Document) -> int:
-    """Return 0, or the code of whatever has problems."""
-    kind = ArtifactError if document["kind"] == "artifact" else CheckpointError
+    """Return 0, or the code of whatever has problems; being of another machine is none."""
+    kind = CheckpointError if document["kind"] == "checkpoint" else ArtifactError
     return kind.exit_code if document["problems"] else 0
 
 
@@ -71,35 +76,18 @@ def _alignment(offset: int) -> int:
     return min(4096, offset & -offset) if offset else 4096
 
 
-def _artifact(path: Path) -> Document:
-    try:
-        manifest = read_manifest(path)
-        found = verify(path, ArtifactIdentity(manifest["identity"]))
-        return {
-            "kind": "artifact",
-            "path": str(path),
-            "identity": manifest["identity"],
-            "files": [{"name": row["path"], "bytes": row["size"]} for row in manifest["files"]],
-            "packages": len(manifest["packages"]),
-            "buckets": manifest["buckets"],
-            "tools": manifest["tools"],
-            "timings": manifest["timings"],
-            "problems": [found] if isinstance(found, str) else [],
-        }
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ArtifactError(f"{path / MANIFEST} is no manifest: {type(error).__name__}: {error}") from error
-
-
 def render(document: Document) -> str:
     """Return the description as text for people."""
-    lines = _artifact_lines(document) if document["kind"] == "artifact" else _checkpoint_lines(document)
+    lines = {"artifact": _artifact_lines, "store": _store_lines, "checkpoint": _checkpoint_lines}[document["kind"]](
+        document
+    )
     problems = document["problems"]
     ending = (
         ["", f"{len(problems)} problem(s):", *(f"  - {problem}" for problem in map(printable, problems))]
         if problems
         else []
     )
-    return "\n".join([*lines, *ending])
+    return "\n".join([*map(printable, lines), *ending])
 
 
 def _checkpoint_lines(document: Document) -> Iterator[str]:
@@ -134,11 +122,71 @@ def _checkpoint_lines(document: Document) -> Iterator[str]:
 
 
 def _artifact_lines(document: Document) -> Iterator[str]:
-    yield f"{document['path']}: artifact, {document['packages']} package(s), buckets {', '.join(document['buckets'])}"
+    built = document["built"] or {}
+    named = f"{built.get('model', 'unknown')} {built.get('version', '')}".rstrip()
+    yield (
+        f"{document['path']}: artifact of {named}, engine {document['engine']}, {document['packages']} package(s), "
+        f"{bytes_text(document['bytes'])}"
+    )
+    yield f"identity: {document['digest']}"
+    yield f"built: {built.get('at', 'unknown')}{_pairs(document['timings'])}{_pairs(document['tools'])}"
+    yield f"buckets: {', '.join(document['buckets'])}"
+    layers = [f"{row['name']} ({row['count']})" for row in document["layers"]]
+    yield f"layers: {', '.join(layers)}"
     yield ""
     yield from _table(("file", "bytes"), [(file["name"], str(file["bytes"])) for file in document["files"]])
+    if document["golden"]:
+        yield ""
+        rows = [(row["weights"], str(row["answers"]), str(row["bytes"])) for row in document["golden"]]
+        yield from _table(("proven answers for weights", "answers", "bytes"), rows)
     yield ""
-    yield from _table(("identity", ""), [(name, str(value)) for name, value in document["identity"].items()])
+    yield from _table(("identity", ""), _identity_rows(document["identity"]))
+    yield ""
+    yield from _here_lines(document["here"])
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    shown = {name: round(value, 1) if isinstance(value, float) else value for name, value in values.items()}
+    return "".join(f", {name} {value}" for name, value in shown.items())
+
+
+def _identity_rows(fields: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the fields by name; of the tensors their number, since each of them would be a row."""
+    tensors = fields.get("tensors")
+    shown = {**fields, "tensors": f"{len(tensors)} tensors"} if isinstance(tensors, Mapping) else fields
+    return [(name, str(value)) for name, value in flat(shown)]
+
+
+def _here_lines(here: Document) -> Iterator[str]:
+    open_fields = ", ".join(here["needs_config"])
+    left = f" (needs --config: {open_fields})" if open_fields else ""
+    if here["differences"]:
+        yield f"not for this machine{' and configuration' if not left else ''}, artifact → here:"
+        yield from (f"  - {text}" for text in here["differences"])
+    else:
+        yield f"usable on this machine{left}"
+    yield from (f"note: {note}" for note in here["notes"])
+
+
+def _store_lines(document: Document) -> Iterator[str]:
+    rows = document["artifacts"]
+    yield f"{document['path']}: {len(rows)} artifact(s), {document['rejected']} set aside as damaged"
+    yield ""
+    head = ("artifact", "model", "built", "engine", "size", "usable here")
+    yield from _table(
+        head,
+        [
+            (
+                row["key"][:12],
+                f"{row['model'] or 'unknown'} {row['version'] or ''}".rstrip(),
+                str(row["built_at"] or "unknown"),
+                str(row["engine"] or "unknown"),
+                "unknown" if row["bytes"] is None else bytes_text(row["bytes"]),
+                "yes" if row["usable"] else f"no: {row['why_not']}",
+            )
+            for row in rows
+        ],
+    )
 
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:

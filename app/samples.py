@@ -5,7 +5,21 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from app.buckets import Dimension
 from app.servable import Array, TensorSpec
+
+
+def example_sizes(dimensions: Sequence[Dimension]) -> dict[str, int]:
+    """Return the sizes that dynamic code is exported at, and by which the compiler chooses its loops.
+
+    Such that no rule of the exporter takes them for constants: above one and different from each other.
+    """
+    sizes: dict[str, int] = {}
+    for dimension in dimensions:
+        choices = [*reversed(dimension.buckets), *range(min(dimension.max, dimension.min + 64), dimension.min - 1, -1)]
+        free = [size for size in choices if size > 1 and size not in sizes.values()]
+        sizes[dimension.name] = free[0] if free else dimension.max
+    return sizes
 
 
 def sample_inputs(specs: Sequence[TensorSpec], sizes: Mapping[str, int], seed: str) -> dict[str, Array]:

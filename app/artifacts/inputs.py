@@ -15,7 +15,7 @@ from typing import Any
 
 # A factory must not read weights; what is larger than this is not configuration.
 LARGEST = 64 << 20
-_BESIDE_CHECKPOINT = "checkpoint:"
+BESIDE_CHECKPOINT = "checkpoint:"
 
 Recorded = dict[str, str]
 
@@ -50,7 +50,7 @@ def recording(checkpoint: Path) -> Iterator[Recorded]:
 def changed(recorded: Mapping[str, str], checkpoint: Path) -> Iterator[str]:
     """Yield the recorded files that are not here, or not the same, in words."""
     for name, digest in recorded.items():
-        path = _directory(checkpoint) / name.removeprefix(_BESIDE_CHECKPOINT)
+        path = _directory(checkpoint) / name.removeprefix(BESIDE_CHECKPOINT)
         if not path.is_file():
             yield f"{name}, which the factory reads, is not here"
         elif _digest(path) != digest:
@@ -68,7 +68,7 @@ def _counts(path: Path) -> bool:
 
 def _named(path: Path, checkpoint: Path) -> str:
     directory = _directory(checkpoint).resolve()
-    return f"{_BESIDE_CHECKPOINT}{path.relative_to(directory)}" if path.is_relative_to(directory) else str(path)
+    return f"{BESIDE_CHECKPOINT}{path.relative_to(directory)}" if path.is_relative_to(directory) else str(path)
 
 
 def _directory(checkpoint: Path) -> Path:

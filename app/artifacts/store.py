@@ -33,7 +33,8 @@ class Store:
         directory = self.path / identity.key()
         if not directory.is_dir():
             nearest = min(self._differences(identity), key=len, default=())
-            why = f"built for another {nearest[0]}" if nearest else f"nothing stored in {self.path}"
+            more = f" (and {len(nearest) - 1} more)" if len(nearest) > 1 else ""
+            why = f"the nearest differs: {nearest[0]}{more}" if nearest else f"nothing stored in {self.path}"
             return Missed(identity, why, (Layer("sealed-artifact", "miss", why),), nearest)
         found = verify(directory, identity)
         if isinstance(found, str):

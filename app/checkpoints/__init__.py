@@ -86,7 +86,7 @@ class Scan:
     """What was found at a path so far; formats fill it, problems and all.
 
     `objects`: entries that are no tensors (extra state). `versions`: module → version of its state's format, where the
-    file says it. `notes`: what was left aside or guessed, in words.
+    file says it. `notes`: what was left aside or guessed, in words. `headers_only`: the files have no data.
     """
 
     path: Path
@@ -97,6 +97,7 @@ class Scan:
     versions: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    headers_only: bool = False
 
     def open_file(self, path: Path) -> int | None:
         """Open a file for reading and return its number; None, and a problem, where that fails."""
@@ -142,6 +143,7 @@ class Checkpoint:
     objects: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    headers_only: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -188,7 +190,7 @@ def open_checkpoint(path: Path, trust_pickle: bool = False) -> Checkpoint:
         scan.close()
         raise CheckpointError(f"{path} is not a complete checkpoint: {len(scan.problems)} problem(s)", scan.problems)
     files, notes = tuple(scan.files), tuple(scan.notes)
-    return Checkpoint(path, scan.format, files, scan.tensors, scan.objects, scan.versions, notes)
+    return Checkpoint(path, scan.format, files, scan.tensors, scan.objects, scan.versions, notes, scan.headers_only)
 
 
 def scan_checkpoint(path: Path, trust_pickle: bool = False) -> Scan:

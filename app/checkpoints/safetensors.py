@@ -25,6 +25,8 @@ LARGEST = 1 << 60
 FIELDS = frozenset({"dtype", "shape", "data_offsets"})
 # Names of tensors that hold no weights but keep the others aligned; `inspect --repack` writes them.
 PADDING_KEY = "warmgate.padding"
+# Says that a file has the size of one with data and no data; `inspect --headers` writes it.
+HEADERS_ONLY_KEY = "warmgate.headers_only"
 
 
 class Safetensors:
@@ -55,6 +57,8 @@ class Safetensors:
                     scan.add(entry)
             if entries or len(scan.problems) == before:
                 compare_with_index(scan, shard, promised, (e.name for e in entries if e.name not in padding))
+        if scan.headers_only:
+            scan.notes.append("headers only, no data: for `build` and `check`, never served")
 
 
 def _read_header(scan: Scan, number: int) -> tuple[list[TensorEntry], frozenset[str]]:
@@ -75,6 +79,7 @@ def _read_header(scan: Scan, number: int) -> tuple[list[TensorEntry], frozenset[
         )
         metadata = rows.pop("__metadata__", {})
         padding = frozenset(_padding_names(metadata))
+        scan.headers_only |= HEADERS_ONLY_KEY in metadata
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         scan.problems.append(f"{name}: the header is not JSON of this format ({error})")
         return [], frozenset()

@@ -169,6 +169,10 @@ def _child(request: _Request, log: IO[bytes]) -> Iterator[subprocess.Popen[bytes
         {
             "TORCHINDUCTOR_CACHE_DIR": str(request.scratch / "cache"),
             "TORCHINDUCTOR_COMPILE_THREADS": str(request.threads),
+            # Generated code holds the number of threads: those of the device, which the identity names, not whatever
+            # this machine has.
+            "OMP_NUM_THREADS": str(request.threads),
+            "MKL_NUM_THREADS": str(request.threads),
             # The processor's flags tell its instruction set; compiling a program to ask again takes four seconds.
             "TORCHINDUCTOR_VEC_ISA_OK": "1",
             "PYTHONUNBUFFERED": "1",

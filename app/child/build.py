@@ -1,5 +1,6 @@
 """Export the skeleton with dynamic dimensions and build AOTInductor packages with external constants."""
 
+import datetime
 import json
 import shutil
 import time
@@ -16,8 +17,9 @@ from app.artifacts import CONSTANTS, inputs
 from app.buckets import Bucket
 from app.child import Work
 from app.engines._container import Container
+from app.environment import compiler_version
 from app.errors import ArtifactError
-from app.samples import sample_inputs
+from app.samples import example_sizes, sample_inputs
 from app.settings import Settings
 from app.weights import Skeleton
 from app.weights.aliases import repoint
@@ -82,6 +84,11 @@ def work(given: Work) -> dict[str, Any]:
         "buckets": [bucket.name for bucket in settings.buckets],
         "timings": {"build_s": time.monotonic() - began},
         "tools": {"cxx": compiler_version()},
+        "built": {
+            "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "model": settings.model.name,
+            "version": settings.model.version,
+        },
     }
 
 
@@ -89,13 +96,6 @@ def check_compiler() -> None:
     """Raise ArtifactError where nothing can be built."""
     if shutil.which("g++") is None and shutil.which("c++") is None and shutil.which("clang++") is None:
         raise ArtifactError("no C++ compiler on this machine (g++): restore a built artifact, or install one")
-
-
-def compiler_version() -> str:
-    """Return the first line of what the compiler says of itself."""
-    from torch._inductor.cpp_builder import get_compiler_version_info, get_cpp_compiler
-
-    return str(get_compiler_version_info(get_cpp_compiler())).splitlines()[0]
 
 
 def give_memory(module: nn.Module) -> None:
@@ -117,7 +117,7 @@ def give_memory(module: nn.Module) -> None:
 
 
 def _export(settings: Settings, module: nn.Module, bucket: Bucket | None) -> Any:
-    sizes = dict(bucket.sizes) if bucket else _example_sizes(settings)
+    sizes = dict(bucket.sizes) if bucket else example_sizes(settings.symbolic)
     arrays = sample_inputs(settings.input_specs, sizes, seed="export")
     arguments = tuple(torch.from_numpy(array) for array in arrays.values())
     symbols = (
@@ -134,16 +134,6 @@ def _export(settings: Settings, module: nn.Module, bucket: Bucket | None) -> Any
     if changed := sorted({str(name) for name in program.graph_signature.buffers_to_mutate.values()}):
         raise ArtifactError(f"the model's forward changes its own buffers ({', '.join(changed)}): answers would differ")
     return program
-
-
-def _example_sizes(settings: Settings) -> Mapping[str, int]:
-    """Sizes that no rule of the exporter takes for a constant: above one and different from each other."""
-    sizes: dict[str, int] = {}
-    for dimension in settings.symbolic:
-        choices = [*reversed(dimension.buckets), *range(min(dimension.max, dimension.min + 64), dimension.min - 1, -1)]
-        free = [size for size in choices if size > 1 and size not in sizes.values()]
-        sizes[dimension.name] = free[0] if free else dimension.max
-    return sizes
 
 
 def _compile(program: Any, package: Path, library: Path) -> bool:

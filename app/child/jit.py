@@ -11,11 +11,12 @@ from torch import nn
 from app.artifacts import CONSTANTS, inputs
 from app.buckets import Coverage, Kind, Route
 from app.child import Work
-from app.child.build import check_compiler, compiler_version, give_memory
+from app.child.build import check_compiler, give_memory
 from app.devices.cpu import available_processors
 from app.engines import _inductor
 from app.engines._compiler import Compiler
 from app.engines.jit import JitEngine
+from app.environment import compiler_version
 from app.errors import ArtifactError
 from app.samples import sample_inputs
 from app.serving.forward import Forward

@@ -10,6 +10,22 @@ import torch
 
 from app.settings import DeviceSettings
 
+# Flags of /proc/cpuinfo that name no instructions: what kernel, hypervisor and firmware say about clocks, interrupts,
+# counters, virtualisation and mitigations. A flag that is not known here counts.
+_NO_INSTRUCTIONS = """
+    acc_power acpi amd_lbr_v2 amd_ppin aperfmperf apic arat arch_capabilities arch_lbr arch_perfmon art avic bts
+    bus_lock_detect cat_l2 cat_l3 cdp_l2 cdp_l3 cmp_legacy constant_tsc cpb cppc cpuid cqm cqm_llc cqm_mbm_local
+    cqm_mbm_total cqm_occup_llc cr8_legacy debug_swap decodeassists ds_cpl dtes64 dtherm dts epb ept ept_ad est
+    extapic extd_apicid flexpriority flush_l1d flushbyasid ht hw_pstate hwp hwp_act_window hwp_epp hwp_notify
+    hwp_pkg_req hypervisor ibpb ibpb_exit_to_user ibrs ibrs_enhanced ibs ibt ida intel_ppin intel_pt invpcid_single
+    irperf la57 lbrv mba mca mce md_clear mp msr mtrr nodeid_msr nonstop_tsc nonstop_tsc_s3 nopl npt nrip_save osvw
+    overflow_recov pae pat pausefilter pbe pcid pconfig pdcm pebs perfctr_core perfctr_llc perfctr_nb perfmon_v2
+    pfthreshold pge pku pln ospke pse pse36 pti pts rdt_a rep_good ring3mwait rsb_ctxsw sdbg sev sev_es
+    sev_snp skinit sme smap smca smep spec_ctrl split_lock_detect ss ssbd ssbs stibp stibp_always_on succor svm svm_lock
+    tm tm2 topoext tpr_shadow tsc tsc_adjust tsc_deadline_timer tsc_known_freq tsc_scale umip user_shstk
+    v_spec_ctrl v_vmsave_vmload vgif vmcb_clean vme vmmcall vmx vnmi vpid wdt x2apic x2avic xsaveerptr xtopology xtpr
+"""
+
 
 class Cpu:
     """Threads and instruction set of the processor this process may use."""
@@ -39,13 +55,16 @@ class Cpu:
         return self._threads
 
     def fingerprint(self) -> Mapping[str, Any]:
-        """Architecture, instruction set and threads: generated code holds the vector width as a number."""
+        """Architecture, instruction set and threads: generated code holds the vector width as a number.
+
+        The model's name is not in it: processors with the same instructions share their code.
+        """
         flags = self._rows.get("flags") or self._rows.get("Features") or ""
         return {
             "kind": self.kind,
             "architecture": platform.machine(),
             "capability": torch.backends.cpu.get_cpu_capability(),
-            "flags": " ".join(sorted(flags.split())),
+            "features": " ".join(sorted({*flags.split()} - {*_NO_INSTRUCTIONS.split()})),
             "threads": self._threads,
         }
 

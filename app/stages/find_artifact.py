@@ -1,5 +1,6 @@
 """Look for compiled code of exactly this identity, and verify it before anything of it is loaded."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -12,6 +13,8 @@ from app.graph import Lane, stage
 from app.progress import Progress
 from app.runtime import Runtime
 from app.settings import Settings
+
+log = logging.getLogger("warmgate.artifacts")
 
 # What `compile.engine` allows, the best first.
 ENGINES: Mapping[str, tuple[str, ...]] = {
@@ -28,7 +31,7 @@ def find_artifact(
 ) -> Restored | Missed:
     """Give a verified artifact, or why there is none; nothing about the identity is ever skipped to get a hit."""
     engines = ENGINES[settings.compile.engine]
-    identities = {one: collect(settings, checkpoint, runtime.versions, device.fingerprint, one) for one in engines}
+    identities = {one: collect(settings, checkpoint, runtime.fields, device.fingerprint, one) for one in engines}
     if settings.compile.engine == "eager":
         return Missed(identities["eager"], "compile.engine is eager: no code is looked for")
     store, missed = Store(settings.compile.artifacts), []
@@ -39,4 +42,6 @@ def find_artifact(
             return found
         missed.append(found)
     progress.say(missed[0].why)
+    differences = "".join(f"; {text}" for text in missed[0].differences)
+    log.info("artifact %s missed: %s%s", missed[0].identity.key()[:12], missed[0].why, differences)
     return replace(missed[0], identities=identities)

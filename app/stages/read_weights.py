@@ -1,6 +1,7 @@
 """Make the checkpoint resident while torch is being imported."""
 
 from app.checkpoints import Checkpoint
+from app.errors import CheckpointError
 from app.graph import Lane, stage
 from app.logs import log
 from app.progress import Progress
@@ -15,6 +16,8 @@ from app.weights.reading import read_resident
 @stage(Lane.DISK)
 def read_weights(settings: Settings, checkpoint: Checkpoint, plan: Preflight, progress: Progress) -> ResidentWeights:
     """Give weights whose every byte is in memory, mapped or in memory of our own; raises CheckpointError."""
+    if checkpoint.headers_only:
+        raise CheckpointError(f"{checkpoint.path} has headers only, for `build`; name the whole checkpoint")
     layout = plan.choice.layout
     if plan.choice.measure:
         layout = probe_mapping(checkpoint, layout, settings.model.cast)

@@ -129,7 +129,7 @@ def test_a_changed_option_misses_and_says_which_field_differs(start: Start, mini
     assert server.exit_code() == 5
     fatal = server.events()[-1]
     assert (fatal["event"], fatal["kind"], fatal["stage"]) == ("fatal", "ArtifactError", "build-artifact")
-    assert "built for another dimensions.sequence 2..256 → 2..200" in fatal["message"]
+    assert "the nearest differs: dimension sequence 2..256 → 2..200" in fatal["message"]
 
 
 def test_new_weights_hit_the_same_artifact_and_are_proven_against_their_own_reference(

@@ -300,9 +300,9 @@ def test_a_miss_tells_how_the_nearest_artifact_differs_as_stored_and_wanted(stor
 
     assert found == Missed(
         IDENTITY,
-        "built for another device.threads 4 → 2",
-        (Layer("sealed-artifact", "miss", "built for another device.threads 4 → 2"),),
-        ("device.threads 4 → 2",),
+        "the nearest differs: threads 4 → 2",
+        (Layer("sealed-artifact", "miss", "the nearest differs: threads 4 → 2"),),
+        ("threads 4 → 2",),
     )
 
 

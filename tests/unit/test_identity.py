@@ -45,16 +45,18 @@ def test_the_digest_says_how_it_was_made() -> None:
     ("path", "value", "difference"),
     [
         ("torch", "2.14.1", "torch 2.13.0 → 2.14.1"),
-        ("device", {}, "device.kind cpu → nothing"),
-        ("device.kind", "cuda", "device.kind cpu → cuda"),
-        ("device.threads", 4, "device.threads 2 → 4"),
-        ("device.cache", {"l2": 2048}, "device.cache.l2 1024 → 2048"),
-        ("device.name", "N1", "device.name nothing → N1"),
-        ("buckets", ["batch=8", "batch=1"], 'buckets ["batch=1", "batch=8"] → ["batch=8", "batch=1"]'),
-        ("buckets", "any", 'buckets ["batch=1", "batch=8"] → any'),
-        ("config", "0a1b", "config nothing → 0a1b"),
+        ("device", {}, "device kind cpu → nothing"),
+        ("device.kind", "cuda", "device kind cpu → cuda"),
+        ("device.threads", 4, "threads 2 → 4"),
+        ("device.cache", {"l2": 2048}, "device cache l2 1024 → 2048"),
+        ("device.name", "N1", "device name nothing → N1"),
+        ("buckets", ["batch=8", "batch=1"], "buckets batch=1, batch=8 → batch=8, batch=1"),
+        ("buckets", ["batch=1", "batch=16"], "buckets batch=8 → batch=16"),
+        ("buckets", "any", "buckets batch=1, batch=8 → any"),
+        ("config", "0a1b", "config null → 0a1b"),
         ("dynamic", False, "dynamic true → false"),
         ("added", "x", "added nothing → x"),
+        ("torch", "2.13.0\n", "torch 2.13.0 → 2.13.0\\n"),
     ],
 )
 def test_every_changed_field_gives_another_key_and_is_told(path: str, value: Any, difference: str) -> None:
@@ -62,6 +64,68 @@ def test_every_changed_field_gives_another_key_and_is_told(path: str, value: Any
 
     assert after.key() != before.key()
     assert before.differences(after)[0] == difference
+
+
+ONE, TWO = "1" * 64, "2" * 64
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted", "told"),
+    [
+        ({"torch_code": ONE}, {"torch_code": TWO}, ["torch's own code changed"]),
+        ({"model": {"config": None}}, {"model": {"config": ONE}}, ["config.json is new"]),
+        ({"model": {"config": ONE}}, {"model": {"config": None}}, ["config.json is gone"]),
+        (
+            {"model": {"sources": {"own.model": ONE, "numpy": "numpy 2.1"}}},
+            {"model": {"sources": {"own.model": TWO, "numpy": "numpy 2.2", "own.more": ONE}}},
+            ["model source own.model changed", "package numpy 2.1 → 2.2", "model source own.more is new"],
+        ),
+        ({"model": {"kwargs": {}}}, {"model": {"kwargs": {"width": 3}}}, ["argument width nothing → 3"]),
+        (
+            {"model": {"kwargs": {"a": {"b": 1}}}},
+            {"model": {"kwargs": {"a": {"b": 2}}}},
+            ["argument a.b 1 → 2"],
+        ),
+        (
+            {"device": {"features": "avx avx2 sse"}},
+            {"device": {"features": "amx avx sse"}},
+            ["the processor lacks avx2 and has amx"],
+        ),
+        (
+            {"inputs": ["x FP32['batch', 3]", "y FP32[1]"]},
+            {"inputs": ["x FP32['batch', 4]", "y FP32[1]"]},
+            ["inputs x FP32['batch', 3] → x FP32['batch', 4]"],
+        ),
+        ({"numerics": {"mkldnn": "True"}}, {"numerics": {"mkldnn": "False"}}, ["numerics mkldnn True → False"]),
+        (
+            {"tensors": {"encoder.weight": "F32[3,4]"}},
+            {"tensors": {"encoder.weight": "F32[3,5]"}},
+            ["tensor encoder.weight F32[3,4] → F32[3,5]"],
+        ),
+        (
+            {"tensors": {f"t{n}": "F32[1]" for n in range(6)}},
+            {"tensors": {f"t{n}": "F32[2]" for n in range(6)}},
+            [*(f"tensor t{n} F32[1] → F32[2]" for n in range(3)), "3 more tensors differ"],
+        ),
+        (
+            {"tensors": {"old": "F32[1]"}},
+            {"tensors": {f"t{n}": "F32[1]" for n in range(12)}},
+            ["12 tensors more: t0, t1, t2, …", "1 tensor fewer: old"],
+        ),
+        ({"tensors": {}}, {"tensors": {"t": "F32[1]"}}, ["1 tensor more: t"]),
+        ({"tensors": ONE}, {"tensors": {}}, ["tensors " + "1" * 40 + "…3138bb9b → {}"]),
+    ],
+)
+def test_differences_are_told_in_words(stored: dict[str, Any], wanted: dict[str, Any], told: list[str]) -> None:
+    assert list(ArtifactIdentity(stored).differences(ArtifactIdentity(wanted))) == told
+
+
+def test_very_many_differences_are_told_by_their_number() -> None:
+    many = ArtifactIdentity({f"f{number}": number for number in range(100)})
+
+    told = many.differences(ArtifactIdentity({}))
+
+    assert (len(told), told[-1]) == (41, "60 more")
 
 
 def test_a_field_that_is_gone_is_told_as_nothing() -> None:

@@ -22,6 +22,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
         "app.buckets",
         "app.configure",
         "app.contradictions",
+        "app.differences",
         "app.environment",
         "app.identity",
         "app.samples",
@@ -33,6 +34,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
         "app.lanes",
         "app.ledger",
         "app.logs",
+        "app.numerics",
         "app.plugins",
         "app.progress",
         "app.readiness",
@@ -127,7 +129,9 @@ RANKS: tuple[tuple[str, ...], ...] = (
         "app.http.oip_json",
         "app.http.probes",
         "app.http.status",
+        "app.headers",
         "app.inspection",
+        "app.inspection_artifact",
         "app.metrics",
         "app.repack",
         "app.status",
@@ -144,6 +148,7 @@ WEB_FRAMEWORK = {"fastapi", "starlette", "uvicorn"}
 # Modules that are only imported once importing torch has been a stage, or in the child.
 MAY_IMPORT_TORCH = {
     "app.child.build",
+    "app.child.jit",
     "app.child.reference",
     "app.devices.cpu",
     "app.engines._compiler",
