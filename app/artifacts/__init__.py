@@ -23,11 +23,12 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A sealed directory whose identity, sizes and hashes have been verified."""
+    """A sealed directory whose identity, sizes and hashes have been verified; `told`: what its signature said."""
 
     path: Path
     identity: ArtifactIdentity
     content: Mapping[str, Any]
+    told: str = ""
 
     @property
     def golden_directory(self) -> Path:

@@ -4,8 +4,8 @@ import logging
 
 from app import child
 from app.artifacts import Artifact, Compiled, Layer, Missed, Restored, Uncompiled
+from app.artifacts.opening import open_store, sign_built, store_of_this_process, why_not_kept
 from app.artifacts.seal import seal
-from app.artifacts.store import Store
 from app.devices import AcquiredDevice
 from app.errors import ArtifactError
 from app.graph import Lane, Skipped, stage
@@ -43,18 +43,24 @@ def build_artifact(
         progress.say(f"eager instead of aot: {why}")
         layers = (*lookup.layers, Layer("aot-package", "bypass", why))
         return Uncompiled(f"the aot engine could not be built: {why}", layers)
-    layers = (*lookup.layers, Layer("aot-package", "miss", "built by this start", len(artifact.content["packages"])))
+    alone = why_not_kept(settings.compile)
+    told = f"built by this start, for this process alone: {alone}" if alone else "built by this start"
+    layers = (*lookup.layers, Layer("aot-package", "miss", told, len(artifact.content["packages"])))
     return Compiled(artifact, "rebuilt", layers, lookup.differences)
 
 
 def _build(settings: Settings, lookup: Missed, threads: int, progress: Progress) -> Artifact:
-    store = Store(settings.compile.artifacts)
+    alone = why_not_kept(settings.compile)
+    if alone:
+        log.warning("what is built serves this process alone and is not kept: %s", alone)
+    store = store_of_this_process() if alone else open_store(settings.compile)
     with store.workspace() as workspace:
         payload = workspace / "payload"
         payload.mkdir()
         content = child.run("build", settings, payload, threads, progress)
         try:
             seal(payload, lookup.identity, content)
+            sign_built(payload, settings.compile)
             if any(layer.result == "rejected" for layer in lookup.layers):
                 store.set_aside(lookup.identity)
             return store.publish(payload, lookup.identity)

@@ -2,7 +2,7 @@
 
 from app.artifacts import Missed, Restored
 from app.artifacts.collect import collect
-from app.artifacts.store import Store
+from app.artifacts.opening import open_store
 from app.checkpoints import Checkpoint
 from app.devices import AcquiredDevice
 from app.graph import Lane, stage
@@ -19,6 +19,6 @@ def find_artifact(
     identity = collect(settings, checkpoint, runtime.versions, device.fingerprint)
     if settings.compile.engine == "eager":
         return Missed(identity, "compile.engine is eager: no code is looked for")
-    found = Store(settings.compile.artifacts).find(identity, settings.model.checkpoint)
+    found = open_store(settings.compile).find(identity, settings.model.checkpoint)
     progress.say(f"hit {identity.key()[:12]}" if isinstance(found, Restored) else found.why)
     return found
