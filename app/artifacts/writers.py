@@ -34,20 +34,20 @@ class Writers:
         return None
 
     def why_not_store(self, store: Path) -> str | None:
-        """Return what makes a store unsafe: the directory itself or one above it; None where it is not there yet."""
+        """Return what makes a store unsafe: the directory itself, or one above it, also where it is not made yet."""
         try:
-            place = store.resolve(strict=True)
+            place = store.resolve()
+            if not place.exists():
+                return next(self._above(place), None)
             if not os.access(place, os.R_OK | os.X_OK):
                 return f"{place} may not be read by uid {os.geteuid()}; chown it, or chmod -R a+rX it"
             return self.why_not(str(place), place.stat()) or next(self._above(place), None)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            return f"{store} cannot be examined: {error.strerror}; give a directory that this process may open"
+        except (OSError, RuntimeError) as error:
+            return f"{store} cannot be examined: {error}; give a directory that this process may open"
 
     def _above(self, place: Path) -> Iterator[str]:
         """Yield the directories above in which others could put another directory in the place of this one."""
-        for directory in place.parents:
+        for directory in filter(Path.is_dir, place.parents):
             status = directory.stat()
             if status.st_mode & stat.S_ISVTX and status.st_uid in {0, os.geteuid()}:
                 continue  # as /tmp: only the owner renames

@@ -564,6 +564,34 @@ def test_nothing_is_put_into_a_store_that_others_may_write(tmp_path: Path) -> No
     assert list(store.path.iterdir()) == []
 
 
+@pytest.mark.parametrize("store", ["store", "deeper/store"])
+def test_a_store_that_is_not_made_yet_is_refused_where_others_could_exchange_it(tmp_path: Path, store: str) -> None:
+    tmp_path.chmod(0o777)
+
+    refused = Store(tmp_path / store).refused()
+
+    assert refused is not None
+    assert refused.startswith(f"compile.artifacts is refused: {tmp_path} is writable by anyone (mode 0777)")
+    assert Store(tmp_path / store, Trust(writers=Writers(frozenset({"anyone"})))).refused() is None
+
+
+def test_a_store_that_is_a_circle_of_links_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "store").symlink_to(tmp_path / "store")
+
+    assert str(Store(tmp_path / "store").refused()).startswith(
+        f"compile.artifacts is refused: {tmp_path / 'store'} cannot be examined: "
+    )
+
+
+def test_a_link_to_the_store_is_judged_by_where_it_leads(place: Path, trust: Trust, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(place.parent)
+    assert isinstance(Store(tmp_path / "link", trust).find(IDENTITY, NOWHERE), Restored)
+
+    place.parent.chmod(0o777)
+
+    assert Store(tmp_path / "link", trust).refused() is not None
+
+
 def test_directories_that_are_made_are_private_whatever_the_umask(tmp_path: Path) -> None:
     store = Store(tmp_path / "volume" / "store")
     before = os.umask(0)
