@@ -1,4 +1,4 @@
-"""The commands: serve, build, check, inspect, report."""
+"""The commands: serve, build, check, inspect, report, keygen, sign, verify."""
 
 import gc
 import os
@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
-from app.errors import SettingsError, WarmgateError
+from app.errors import ArtifactError, SettingsError, WarmgateError
 
 cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
@@ -111,6 +111,51 @@ def inspect(
     print(json.dumps(document) if as_json else inspection.render(document))
     if code := inspection.exit_code(document):
         raise SystemExit(code)
+
+
+@cli.command()
+def keygen(
+    out: Annotated[Path, typer.Argument(help="The private key's file; the public one gets .pub added.")],
+    as_json: AsJson = False,
+) -> None:
+    """Make a pair of keys for artifacts; existing files are not overwritten."""
+    from app import signing
+
+    made = signing.keygen(out)
+    print(
+        json.dumps(made)
+        if as_json
+        else f"key {made['key_id']}: {made['private_key']} signs, {made['public_key']} checks"
+    )
+
+
+@cli.command()
+def sign(
+    artifact: Annotated[Path, typer.Argument(help="The directory of a sealed artifact.")],
+    key: Annotated[Path, typer.Option("--key", help="The private key's file.")],
+    as_json: AsJson = False,
+) -> None:
+    """Sign an artifact that is whole: the manifest, and through its hashes every file."""
+    from app import signing
+
+    made = signing.sign(artifact, key)
+    print(json.dumps(made) if as_json else f"{made['path']}: signed by key {made['key_id']}")
+
+
+@cli.command()
+def verify(
+    artifact: Annotated[Path, typer.Argument(help="The directory of a sealed artifact.")],
+    public_key: Annotated[list[Path], typer.Option("--public-key", help="A public key's file; may be repeated.")],
+    as_json: AsJson = False,
+) -> None:
+    """Check signature, sizes and hashes of an artifact; exit code 5 where one does not hold."""
+    from app import signing
+
+    verdict = signing.verify(artifact, public_key)
+    told = verdict["problem"] or f"{verdict['signature']}, {verdict['files']} files, {verdict['bytes']} bytes"
+    print(json.dumps(verdict) if as_json else f"{verdict['path']}: {told}")
+    if not verdict["ok"]:
+        raise SystemExit(ArtifactError.exit_code)
 
 
 @cli.command()

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from app.artifacts import Compiled, Missed, Restored, Uncompiled
+from app.artifacts import Artifact, Compiled, Missed, Restored, Uncompiled
+from app.artifacts.opening import why_not_kept
 from app.buckets import Coverage
 from app.checkpoints import Checkpoint
 from app.errors import ArtifactError
@@ -43,17 +44,32 @@ def run_part(graph: Graph, settings: Settings, tell: Tell) -> Startup:
 
 def build(settings: Settings, tell: Tell) -> dict[str, Any]:
     """Make sure that the artifact of this configuration exists; raises ArtifactError where it cannot be built."""
+    if settings.compile.engine != "eager" and (alone := why_not_kept(settings.compile)):
+        return _found(settings, tell, alone)
     startup = run_part(STARTUP.until(Compiled | Uncompiled), settings, tell)
     code: Compiled | Uncompiled = startup.values[Compiled | Uncompiled]
     if isinstance(code, Uncompiled) and settings.compile.engine != "eager":
         raise ArtifactError(code.why)
     if isinstance(code, Uncompiled):
         return {"outcome": "none", "why": code.why}
+    return _built(code.outcome, code.artifact, code.differences)
+
+
+def _found(settings: Settings, tell: Tell, alone: str) -> dict[str, Any]:
+    """Return the artifact that is there; raises ArtifactError where none is, since none could be kept."""
+    lookup: Restored | Missed = run_part(STARTUP.until(Restored | Missed), settings, tell).values[Restored | Missed]
+    if isinstance(lookup, Missed):
+        raise ArtifactError(f"{lookup.why}; nothing is built, since it could not be kept: {alone}")
+    return _built("restored", lookup.artifact, ())
+
+
+def _built(outcome: str, artifact: Artifact, differences: tuple[str, ...]) -> dict[str, Any]:
     return {
-        "outcome": code.outcome,
-        "identity": code.artifact.identity.digest,
-        "path": str(code.artifact.path),
-        "differences": list(code.differences),
+        "outcome": outcome,
+        "identity": artifact.identity.digest,
+        "path": str(artifact.path),
+        "signature": artifact.told,
+        "differences": list(differences),
     }
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from app import keys
+from app.errors import SettingsError
 from app.settings import Settings
 
 # Names of the contract whose behaviour is not in this version: refused rather than silently ignored.
@@ -15,9 +17,6 @@ NOT_YET: Mapping[str, tuple[Any, ...]] = {
     "warmup.budget_bytes": (None,),
     "uncovered": ("pad", "reject"),
     "compile.on_miss": ("build", "fail"),
-    "compile.require_signature": (False,),
-    "compile.public_keys": ([],),
-    "compile.signing_key": (None,),
     "device.kind": ("auto", "cpu"),
     "device.index": (0,),
     "serving.max_batch_delay_ms": (2, 0),
@@ -27,7 +26,15 @@ NOT_YET: Mapping[str, tuple[Any, ...]] = {
 
 def contradictions(settings: Settings) -> list[str]:
     """Return every contradiction as: field, value, what is allowed."""
-    checks = (_not_yet, _undeclared, _bucket_problems, _padding_problems, _value_problems, _argument_problems)
+    checks = (
+        _not_yet,
+        _undeclared,
+        _bucket_problems,
+        _padding_problems,
+        _value_problems,
+        _argument_problems,
+        _key_problems,
+    )
     return [problem for check in checks for problem in check(settings)]
 
 
@@ -114,3 +121,28 @@ def _argument_problems(settings: Settings) -> Iterator[str]:
         same = False
     if not same:
         yield f"model.kwargs = {kwargs!r}: only what JSON can carry (names, numbers, texts, lists, mappings by text)"
+
+
+def _key_problems(settings: Settings) -> Iterator[str]:
+    """Keys that cannot be used, and a key whose signatures this configuration would reject."""
+    trusted = set()
+    if settings.compile.require_signature and not settings.compile.public_keys:
+        yield "compile.require_signature = True: needs compile.public_keys, the keys whose signatures count"
+    for index, file in enumerate(settings.compile.public_keys):
+        try:
+            trusted.add(keys.key_id(keys.read_public(file)))
+        except SettingsError as error:
+            yield f"compile.public_keys.{index} = {str(file)!r}: {error}"
+    signing = settings.compile.signing_key
+    if signing is None:
+        return
+    try:
+        signer = keys.key_id(keys.read_private(signing).public_key())
+    except SettingsError as error:
+        yield f"compile.signing_key = {str(signing)!r}: {error}"
+        return
+    if trusted and signer not in trusted:
+        yield (
+            f"compile.signing_key = {str(signing)!r}: is key {signer}, which is not among compile.public_keys "
+            f"({', '.join(sorted(trusted))}), so what it signs would be rejected"
+        )

@@ -120,6 +120,7 @@ class Compile(Section):
     require_signature: bool = False
     public_keys: list[Path] = []
     signing_key: Path | None = None
+    trusted_writers: list[Annotated[str, Field(pattern=r"^(anyone|[ug]id:\d+)$")]] = []
     build_timeout_s: Annotated[float, Field(gt=0)] = 3600
 
 

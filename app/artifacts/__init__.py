@@ -33,11 +33,12 @@ def bypassed(why: str) -> tuple[Layer, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A sealed directory whose identity, sizes and hashes have been verified."""
+    """A sealed directory whose identity, sizes and hashes have been verified; `told`: what its signature said."""
 
     path: Path
     identity: ArtifactIdentity
     content: Mapping[str, Any]
+    told: str = ""
 
     @property
     def golden_directory(self) -> Path:

@@ -64,5 +64,5 @@ def write(file: Path, cases: Mapping[str, Outputs]) -> None:
 
 def keep(artifact: Artifact, weights_digest: str, cases: Mapping[str, Outputs]) -> None:
     """Keep the record beside the artifact; raises OSError where the store cannot be written."""
-    artifact.golden_directory.mkdir(exist_ok=True)
+    artifact.golden_directory.mkdir(mode=0o700, exist_ok=True)
     write(artifact.golden_directory / f"{weights_digest}.safetensors", cases)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from app.artifacts import Artifact, Layer, Missed, Restored, inputs
 from app.artifacts.seal import MANIFEST, read_manifest, sync, verify
+from app.artifacts.trust import Trust
+from app.artifacts.writers import make_private
 from app.errors import ArtifactError
 from app.identity import ArtifactIdentity
 
@@ -22,26 +24,34 @@ _KEPT = 3
 class Store:
     """Artifacts under one directory, one subdirectory for each identity."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, trust: Trust = Trust()) -> None:  # noqa: B008 - immutable
         self.path = path
+        self.trust = trust
 
     def find(self, identity: ArtifactIdentity, checkpoint: Path) -> Restored | Missed:
         """Return the verified artifact of this identity, or why there is none and how the nearest one differs.
 
         Changes nothing: what is damaged is set aside by whoever has something better to put in its place.
         """
-        directory = self.path / identity.key()
+        if refused := self.refused():
+            return Missed(identity, refused, (Layer("sealed-artifact", "rejected", refused),))
+        directory = self.path.resolve() / identity.key()
         if not directory.is_dir():
             nearest = min(self._differences(identity), key=len, default=())
             more = f" (and {len(nearest) - 1} more)" if len(nearest) > 1 else ""
             why = f"the nearest differs: {nearest[0]}{more}" if nearest else f"nothing stored in {self.path}"
             return Missed(identity, why, (Layer("sealed-artifact", "miss", why),), nearest)
-        found = verify(directory, identity)
+        found = verify(directory, identity, self.trust)
         if isinstance(found, str):
-            return Missed(identity, f"damaged artifact: {found}", (Layer("sealed-artifact", "rejected", found),))
+            return Missed(identity, f"rejected artifact: {found}", (Layer("sealed-artifact", "rejected", found),))
         if stale := tuple(inputs.changed(found.content["factory_files"], checkpoint)):
             return Missed(identity, stale[0], (Layer("sealed-artifact", "rejected", stale[0]),), stale)
-        return Restored(found, (Layer("sealed-artifact", "hit"),))
+        return Restored(found, (Layer("sealed-artifact", "hit", found.told),))
+
+    def refused(self) -> str | None:
+        """Return why nothing is taken from this directory and nothing put there: others may write to it."""
+        problem = self.trust.writers and self.trust.writers.why_not_store(self.path)
+        return f"compile.artifacts is refused: {problem}" if problem else None
 
     def _differences(self, identity: ArtifactIdentity) -> Iterator[tuple[str, ...]]:
         """Yield how each stored artifact differs, told as stored → wanted."""
@@ -64,7 +74,9 @@ class Store:
     def workspace(self) -> Iterator[Path]:
         """Give a private directory on the store's file system; whatever is left of it is removed."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_private(self.path)
+            if refused := self.refused():
+                raise ArtifactError(refused)
             self._forget_old_workspaces()
             directory = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=self.path))
         except OSError as error:
@@ -85,7 +97,7 @@ class Store:
 
     def publish(self, directory: Path, identity: ArtifactIdentity) -> Artifact:
         """Move a sealed directory to its place at once; another process's artifact of the same identity is kept."""
-        target = self.path / identity.key()
+        target = self.path.resolve() / identity.key()
         try:
             directory.rename(target)
         except OSError as error:
@@ -93,7 +105,7 @@ class Store:
             if error.errno not in {errno.EEXIST, errno.ENOTEMPTY}:
                 raise
         sync(self.path)
-        found = verify(target, identity)
+        found = verify(target, identity, self.trust)
         if isinstance(found, str):
             raise ArtifactError(f"the artifact just published at {target} is damaged: {found}; check the disk")
         return found

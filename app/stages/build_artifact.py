@@ -4,8 +4,8 @@ import logging
 
 from app import child
 from app.artifacts import Artifact, Compiled, Layer, Missed, Restored, Uncompiled
+from app.artifacts.opening import open_store, sign_built, store_of_this_process, why_not_kept
 from app.artifacts.seal import seal
-from app.artifacts.store import Store
 from app.devices import AcquiredDevice
 from app.errors import ArtifactError
 from app.graph import Lane, Skipped, stage
@@ -55,7 +55,9 @@ def _first_that_builds(settings: Settings, lookup: Missed, threads: int, progres
             progress.say(f"no {engine}: {error}")
             failed.append(Layer(TASKS[engine][1], "bypass", f"the {engine} engine could not be built: {error}"))
             continue
-        built = Layer(TASKS[engine][1], "miss", "built by this start")
+        alone = why_not_kept(settings.compile)
+        told = f"built by this start, for this process alone: {alone}" if alone else "built by this start"
+        built = Layer(TASKS[engine][1], "miss", told)
         return Compiled(artifact, "rebuilt", (*lookup.layers, *failed, built), lookup.differences, why)
     return Uncompiled("; ".join(layer.why for layer in failed), (*lookup.layers, *failed))
 
@@ -69,13 +71,17 @@ def _build(
     threads: int,
     progress: Progress,
 ) -> Artifact:
-    store = Store(settings.compile.artifacts)
+    alone = why_not_kept(settings.compile)
+    if alone:
+        log.warning("what is built serves this process alone and is not kept: %s", alone)
+    store = store_of_this_process() if alone else open_store(settings.compile)
     with store.workspace() as workspace:
         payload = workspace / "payload"
         payload.mkdir()
         content = child.run(TASKS[engine][0], settings, payload, threads, progress, key=identity.key())
         try:
             seal(payload, identity, {**content, "why": why})
+            sign_built(payload, settings.compile)
             if any(layer.result == "rejected" for layer in lookup.layers):
                 store.set_aside(identity)
             return store.publish(payload, identity)

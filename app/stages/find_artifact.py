@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from app.artifacts import Missed, Restored
 from app.artifacts.collect import collect
-from app.artifacts.store import Store
+from app.artifacts.opening import open_store
 from app.checkpoints import Checkpoint
 from app.devices import AcquiredDevice
 from app.graph import Lane, stage
@@ -34,7 +34,7 @@ def find_artifact(
     identities = {one: collect(settings, checkpoint, runtime.fields, device.fingerprint, one) for one in engines}
     if settings.compile.engine == "eager":
         return Missed(identities["eager"], "compile.engine is eager: no code is looked for")
-    store, missed = Store(settings.compile.artifacts), []
+    store, missed = open_store(settings.compile), []
     for engine, identity in identities.items():
         found = store.find(identity, settings.model.checkpoint)
         if isinstance(found, Restored):

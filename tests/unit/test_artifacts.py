@@ -130,14 +130,14 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "file added": (write("extra.so", b""), "extra.so is not in the manifest"),
     "file added below": (write("deep/extra", b""), "deep/extra is not in the manifest"),
     "hidden file added": (write(".hidden", b""), ".hidden is not in the manifest"),
-    "link in place of a file": (link_to_the_same_content, "code.so is not a regular file"),
-    "dangling link": (link("code.so", "nowhere"), "code.so is not a regular file"),
+    "link in place of a file": (link_to_the_same_content, "code.so is a symbolic link, not a regular file"),
+    "dangling link": (link("code.so", "nowhere"), "code.so is a symbolic link, not a regular file"),
     "link added": (link("extra", "code.so"), "extra is not in the manifest"),
     "link to a directory added": (link("extra", "deep"), "extra is not in the manifest"),
     "directory in place of a file": (directory_in_place_of_the_file, "code.so is missing"),
     "manifest missing": (
         remove("manifest.json"),
-        "manifest.json cannot be read: FileNotFoundError: [Errno 2] No such file or directory: '{path}/manifest.json'",
+        "manifest.json cannot be read: FileNotFoundError: [Errno 2] No such file or directory: 'manifest.json'",
     ),
     "manifest empty": (
         write("manifest.json", b""),
@@ -161,7 +161,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "file listed that is outside": (
         edit(files=[{"path": "../outside", "size": 0, "sha256": hashlib.sha256(b"").hexdigest()}]),
-        "manifest.json would load code.so, which it does not list",
+        "manifest.json lists ../outside, which is no path inside the artifact",
     ),
     "content changed": (
         edit(packages=[{"library": "/elsewhere/code.so"}]),
@@ -173,7 +173,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "manifest is a link": (
         manifest_moved_and_linked,
-        "manifest.json cannot be read: OSError: [Errno 40] Too many levels of symbolic links: '{path}/manifest.json'",
+        "manifest.json cannot be read: OSError: [Errno 40] Too many levels of symbolic links: 'manifest.json'",
     ),
     "manifest without end": (
         write("manifest.json", b"[" * 100_000),
@@ -209,7 +209,7 @@ def test_a_damaged_artifact_is_rejected_and_set_aside_so_that_a_new_one_can_be_p
 
     found = store.find(IDENTITY, NOWHERE)
 
-    assert found == Missed(IDENTITY, f"damaged artifact: {told}", (Layer("sealed-artifact", "rejected", told),))
+    assert found == Missed(IDENTITY, f"rejected artifact: {told}", (Layer("sealed-artifact", "rejected", told),))
     assert place.is_dir(), "looking must change nothing"
     store.set_aside(IDENTITY)
     assert [path.name.startswith(f".rejected-{IDENTITY.key()[:12]}-") for path in store.path.glob(".*")] == [True]

@@ -165,6 +165,7 @@ def test_a_full_configuration_is_read_field_by_field(file: Path) -> None:
             "require_signature": False,
             "public_keys": [],
             "signing_key": None,
+            "trusted_writers": [],
             "build_timeout_s": 60.0,
         },
         "device": {"kind": "cpu", "index": 0, "threads": 3},
@@ -416,9 +417,28 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("warmup.budget_bytes", 1, "warmup.budget_bytes = 1: this version offers null"),
     ("uncovered", "eager", "uncovered = 'eager': this version offers pad or reject"),
     ("compile.on_miss", "eager_then_swap", "compile.on_miss = 'eager_then_swap': this version offers build or fail"),
-    ("compile.require_signature", True, "compile.require_signature = True: this version offers False"),
-    ("compile.public_keys", ["x"], "compile.public_keys = [PosixPath('x')]: this version offers []"),
-    ("compile.signing_key", "x", "compile.signing_key = PosixPath('x'): this version offers null"),
+    (
+        "compile.require_signature",
+        True,
+        "compile.require_signature = True: needs compile.public_keys, the keys whose signatures count",
+    ),
+    (
+        "compile.public_keys",
+        ["/absent"],
+        "compile.public_keys.0 = '/absent': /absent cannot be read: No such file or directory; "
+        "give a key file made by keygen",
+    ),
+    (
+        "compile.signing_key",
+        "/absent",
+        "compile.signing_key = '/absent': /absent cannot be read: No such file or directory; "
+        "give a key file made by keygen",
+    ),
+    (
+        "compile.trusted_writers",
+        ["group"],
+        r"compile.trusted_writers.0 = 'group': String should match pattern '^(anyone|[ug]id:\d+)$'",
+    ),
     ("device.kind", "cuda", "device.kind = 'cuda': this version offers auto or cpu"),
     ("device.kind", "npu", "device.kind = 'npu': this version offers auto or cpu"),
     ("readiness.depends_on", ["http://x"], "readiness.depends_on = ['http://x']: this version offers []"),
