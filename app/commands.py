@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from app.artifacts import Compiled, Missed, Restored, Uncompiled
+from app.artifacts.prune import Rules, prune
+from app.artifacts.store import Store
 from app.buckets import Coverage
 from app.checkpoints import Checkpoint
 from app.errors import ArtifactError
@@ -41,10 +43,21 @@ def run_part(graph: Graph, settings: Settings, tell: Tell) -> Startup:
     return startup
 
 
-def build(settings: Settings, tell: Tell) -> dict[str, Any]:
-    """Make sure that the artifact of this configuration exists; raises ArtifactError where it cannot be built."""
+def build(settings: Settings, tell: Tell, rules: Rules | None = None) -> dict[str, Any]:
+    """Make sure that the artifact of this configuration exists; raises ArtifactError where it cannot be built.
+
+    With rules, what they do not keep is removed from the store afterwards, and told under `pruned`.
+    """
     startup = run_part(STARTUP.until(Compiled | Uncompiled), settings, tell)
-    code: Compiled | Uncompiled = startup.values[Compiled | Uncompiled]
+    document = _built(settings, startup.values[Compiled | Uncompiled])
+    if rules is not None:
+        lookup: Restored | Missed = startup.values[Restored | Missed]
+        identity = lookup.artifact.identity if isinstance(lookup, Restored) else lookup.identity
+        document["pruned"] = prune(Store(settings.compile.artifacts), identity, rules)
+    return document
+
+
+def _built(settings: Settings, code: Compiled | Uncompiled) -> dict[str, Any]:
     if isinstance(code, Uncompiled) and settings.compile.engine != "eager":
         raise ArtifactError(code.why)
     if isinstance(code, Uncompiled):

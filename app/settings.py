@@ -121,6 +121,7 @@ class Compile(Section):
     public_keys: list[Path] = []
     signing_key: Path | None = None
     build_timeout_s: Annotated[float, Field(gt=0)] = 3600
+    wait_s: Seconds = 3600
 
 
 class DeviceSettings(Section):

@@ -3,7 +3,8 @@
 import logging
 
 from app import child
-from app.artifacts import Artifact, Compiled, Layer, Missed, Restored, Uncompiled
+from app.artifacts import Compiled, Layer, Missed, Restored, Uncompiled
+from app.artifacts.flight import flight
 from app.artifacts.seal import seal
 from app.artifacts.store import Store
 from app.devices import AcquiredDevice
@@ -34,7 +35,7 @@ def build_artifact(
             f"build it with `warmgate build`{': ' + differences if differences else ''}"
         )
     try:
-        artifact = _build(settings, lookup, device.device.threads, progress)
+        return _build(settings, lookup, device.device.threads, progress)
     except ArtifactError as error:
         if settings.compile.engine != "auto":
             raise
@@ -43,22 +44,24 @@ def build_artifact(
         progress.say(f"eager instead of aot: {why}")
         layers = (*lookup.layers, Layer("aot-package", "bypass", why))
         return Uncompiled(f"the aot engine could not be built: {why}", layers)
-    layers = (*lookup.layers, Layer("aot-package", "miss", "built by this start", len(artifact.content["packages"])))
-    return Compiled(artifact, "rebuilt", layers, lookup.differences)
 
 
-def _build(settings: Settings, lookup: Missed, threads: int, progress: Progress) -> Artifact:
+def _build(settings: Settings, lookup: Missed, threads: int, progress: Progress) -> Compiled:
+    """Build and publish, or take what another process builds at the same time."""
     store = Store(settings.compile.artifacts)
-    with store.workspace() as workspace:
-        payload = workspace / "payload"
-        payload.mkdir()
-        content = child.run("build", settings, payload, threads, progress)
-        try:
-            seal(payload, lookup.identity, content)
-            if any(layer.result == "rejected" for layer in lookup.layers):
-                store.set_aside(lookup.identity)
-            return store.publish(payload, lookup.identity)
-        except OSError as error:
-            raise ArtifactError(
-                f"the artifact could not be written to {store.path}: {error.strerror}; is the disk full?"
-            ) from error
+    with flight(store, lookup, settings.model.checkpoint, progress, settings.compile.wait_s) as turn:
+        if turn.published:
+            return Compiled(turn.published.artifact, "restored", turn.published.layers)
+        with store.workspace() as workspace:
+            payload = workspace / "payload"
+            payload.mkdir()
+            content = child.run("build", settings, payload, threads, progress)
+            try:
+                seal(payload, lookup.identity, content)
+                artifact = turn.publish(payload)
+            except OSError as error:
+                raise ArtifactError(
+                    f"the artifact could not be written to {store.path}: {error.strerror}; is the disk full?"
+                ) from error
+    built = Layer("aot-package", "miss", turn.why or "built by this start", len(artifact.content["packages"]))
+    return Compiled(artifact, "rebuilt", (*lookup.layers, built), lookup.differences)

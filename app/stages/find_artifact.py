@@ -19,6 +19,9 @@ def find_artifact(
     identity = collect(settings, checkpoint, runtime.versions, device.fingerprint)
     if settings.compile.engine == "eager":
         return Missed(identity, "compile.engine is eager: no code is looked for")
-    found = Store(settings.compile.artifacts).find(identity, settings.model.checkpoint)
+    store = Store(settings.compile.artifacts)
+    found = store.find(identity, settings.model.checkpoint)
+    if isinstance(found, Restored):
+        store.mark_used(identity)
     progress.say(f"hit {identity.key()[:12]}" if isinstance(found, Restored) else found.why)
     return found

@@ -44,8 +44,12 @@ RANKS: tuple[tuple[str, ...], ...] = (
     (
         "app.artifacts",
         "app.artifacts.collect",
+        "app.artifacts.flight",
         "app.artifacts.golden",
+        "app.artifacts.holder",
         "app.artifacts.inputs",
+        "app.artifacts.lease",
+        "app.artifacts.prune",
         "app.artifacts.seal",
         "app.artifacts.sources",
         "app.artifacts.store",
