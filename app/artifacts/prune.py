@@ -23,7 +23,7 @@ _BESIDE = re.compile(rf"([0-9a-f]{{64}})(\.golden|{re.escape(USED)})")
 _LEFTOVERS = {
     BUILDING: ("abandoned build", ABANDONED_S),
     REJECTED: ("rejected artifact", DAY_S),
-    DISCARDED: ("interrupted removal", HOUR_S),
+    DISCARDED: ("interrupted removal", -HOUR_S),  # condemned already, whoever began it
     LEASE: ("expired lease", HOUR_S),
     FAILED: ("failed build's reason", DAY_S),
     ".clock-": ("interrupted prune", HOUR_S),

@@ -25,6 +25,7 @@ ABANDONED_S = 3600
 _TOUCH_S = 60
 _USED_S = 86400
 _KEPT = 3
+_LOOKS = 5
 
 
 class Store:
@@ -39,11 +40,17 @@ class Store:
         Changes nothing: what is damaged is set aside by whoever has something better to put in its place.
         """
         directory = self.path / identity.key()
-        if not directory.is_dir():
+        found: Artifact | str | None = None
+        for _ in range(_LOOKS):
+            before = _inode(directory)
+            found = _verified(directory, identity) if before else None
+            # Another process may have replaced or removed it in the middle: then half of each was seen.
+            if isinstance(found, Artifact) or _inode(directory) == before:
+                break
+        if found is None:
             nearest = min(self._differences(identity), key=len, default=())
             why = f"built for another {nearest[0]}" if nearest else f"nothing stored in {self.path}"
             return Missed(identity, why, (Layer("sealed-artifact", "miss", why),), nearest)
-        found = verify(directory, identity)
         if isinstance(found, str):
             return Missed(identity, f"damaged artifact: {found}", (Layer("sealed-artifact", "rejected", found),))
         if stale := tuple(inputs.changed(found.content["factory_files"], checkpoint)):
@@ -128,3 +135,14 @@ class Store:
         if isinstance(found, str):
             raise ArtifactError(f"the artifact just published at {target} is damaged: {found}; check the disk")
         return found
+
+
+def _inode(directory: Path) -> int | None:
+    return directory.stat().st_ino if directory.is_dir() else None
+
+
+def _verified(directory: Path, identity: ArtifactIdentity) -> Artifact | str:
+    try:
+        return verify(directory, identity)
+    except OSError as error:
+        return f"{error.filename or directory} cannot be read: {error.strerror}"
