@@ -94,13 +94,10 @@ class _View:
 
     def look(self) -> Restored | None:
         """Return the artifact once another process has published it."""
-        try:
-            status = (self.store.path / self.lookup.identity.key()).stat()
-        except FileNotFoundError:
+        state = self.store.state(self.lookup.identity)
+        if state is None or state == self._known:
             return None
-        if (status.st_ino, status.st_ctime_ns) == self._known:
-            return None
-        self._known = status.st_ino, status.st_ctime_ns
+        self._known = state
         found = self.store.find(self.lookup.identity, self.checkpoint)
         return found if isinstance(found, Restored) else None
 

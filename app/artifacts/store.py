@@ -5,6 +5,7 @@ import errno
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -42,10 +43,10 @@ class Store:
         directory = self.path / identity.key()
         found: Artifact | str | None = None
         for _ in range(_LOOKS):
-            before = _inode(directory)
+            before = _state(directory)
             found = _verified(directory, identity) if before else None
             # Another process may have replaced or removed it in the middle: then half of each was seen.
-            if isinstance(found, Artifact) or _inode(directory) == before:
+            if isinstance(found, Artifact) or _state(directory) == before:
                 break
         if found is None:
             nearest = min(self._differences(identity), key=len, default=())
@@ -56,6 +57,10 @@ class Store:
         if stale := tuple(inputs.changed(found.content["factory_files"], checkpoint)):
             return Missed(identity, stale[0], (Layer("sealed-artifact", "rejected", stale[0]),), stale)
         return Restored(found, (Layer("sealed-artifact", "hit"),))
+
+    def state(self, identity: ArtifactIdentity) -> tuple[int, int] | None:
+        """Return a value that changes when another artifact is in the place of this identity; None where none is."""
+        return _state(self.path / identity.key())
 
     def _differences(self, identity: ArtifactIdentity) -> Iterator[tuple[str, ...]]:
         """Yield how each stored artifact differs, told as stored → wanted."""
@@ -137,8 +142,13 @@ class Store:
         return found
 
 
-def _inode(directory: Path) -> int | None:
-    return directory.stat().st_ino if directory.is_dir() else None
+def _state(directory: Path) -> tuple[int, int] | None:
+    """Return what tells one directory of this name from the next, whose number may be the same; None: none is there."""
+    try:
+        status = directory.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return (status.st_ino, status.st_ctime_ns) if stat.S_ISDIR(status.st_mode) else None
 
 
 def _verified(directory: Path, identity: ArtifactIdentity) -> Artifact | str:
