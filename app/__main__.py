@@ -60,11 +60,20 @@ def serve(config: Config, assignments: Assignments = None, log_format: Format = 
 
 
 @cli.command()
-def build(config: Config, assignments: Assignments = None, as_json: AsJson = False) -> None:
+def build(
+    config: Config,
+    assignments: Assignments = None,
+    prune: Annotated[bool, typer.Option("--prune", help="Then remove from the store what nobody uses.")] = False,
+    keep: Annotated[int, typer.Option("--keep", min=0, help="--prune keeps the newest N of each model.")] = 2,
+    unused_days: Annotated[float, typer.Option("--unused-days", min=0, help="--prune keeps what was used since.")] = 30,
+    as_json: AsJson = False,
+) -> None:
     """Build the compile artifact and exit; reads no weights, only the checkpoint's headers."""
     from app import commands, configure
+    from app.artifacts.prune import Rules
 
-    _finish(commands.build(configure.load(config, assignments or []), _teller(as_json)), as_json)
+    rules = Rules(keep, unused_days) if prune else None
+    _finish(commands.build(configure.load(config, assignments or []), _teller(as_json), rules), as_json)
 
 
 @cli.command()

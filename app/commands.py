@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from app.artifacts import Artifact, Compiled, Missed, Restored, Uncompiled
-from app.artifacts.opening import why_not_kept
+from app.artifacts.opening import open_store, why_not_kept
+from app.artifacts.prune import Rules, prune
 from app.buckets import Coverage
 from app.checkpoints import Checkpoint
 from app.errors import ArtifactError
@@ -42,12 +43,23 @@ def run_part(graph: Graph, settings: Settings, tell: Tell) -> Startup:
     return startup
 
 
-def build(settings: Settings, tell: Tell) -> dict[str, Any]:
-    """Make sure that the artifact of this configuration exists; raises ArtifactError where it cannot be built."""
+def build(settings: Settings, tell: Tell, rules: Rules | None = None) -> dict[str, Any]:
+    """Make sure that the artifact of this configuration exists; raises ArtifactError where it cannot be built.
+
+    With rules, what they do not keep is removed from the store afterwards, and told under `pruned`.
+    """
     if settings.compile.engine != "eager" and (alone := why_not_kept(settings.compile)):
         return _found(settings, tell, alone)
     startup = run_part(STARTUP.until(Compiled | Uncompiled), settings, tell)
-    code: Compiled | Uncompiled = startup.values[Compiled | Uncompiled]
+    document = _made(settings, startup.values[Compiled | Uncompiled])
+    if rules is not None:
+        lookup: Restored | Missed = startup.values[Restored | Missed]
+        identity = lookup.artifact.identity if isinstance(lookup, Restored) else lookup.identity
+        document["pruned"] = prune(open_store(settings.compile), identity, rules)
+    return document
+
+
+def _made(settings: Settings, code: Compiled | Uncompiled) -> dict[str, Any]:
     if isinstance(code, Uncompiled) and settings.compile.engine != "eager":
         raise ArtifactError(code.why)
     if isinstance(code, Uncompiled):

@@ -50,7 +50,7 @@ def read(file: Path) -> Golden:
 def write(file: Path, cases: Mapping[str, Outputs]) -> None:
     """Write answers by rename, forced to disk."""
     flat = {f"{one}|{name}": np.asarray(a, order="C") for one, outputs in cases.items() for name, a in outputs.items()}
-    fd, temporary = tempfile.mkstemp(dir=file.parent)
+    fd, temporary = tempfile.mkstemp(prefix=".writing-", dir=file.parent)
     try:
         with os.fdopen(fd, "wb") as target:
             target.write(save(flat))

@@ -1,15 +1,16 @@
 """On a miss, build the artifact in a child process beside the reading of the weights."""
 
 import logging
+from dataclasses import replace
 
 from app import child
-from app.artifacts import Artifact, Compiled, Layer, Missed, Restored, Uncompiled
+from app.artifacts import Compiled, Layer, Missed, Restored, Uncompiled
+from app.artifacts.flight import flight
 from app.artifacts.opening import open_store, sign_built, store_of_this_process, why_not_kept
 from app.artifacts.seal import seal
 from app.devices import AcquiredDevice
 from app.errors import ArtifactError
 from app.graph import Lane, Skipped, stage
-from app.identity import ArtifactIdentity
 from app.progress import Progress
 from app.settings import Settings
 
@@ -45,9 +46,9 @@ def _first_that_builds(settings: Settings, lookup: Missed, threads: int, progres
     """Try the allowed engines in their order; each that fails is told, and is a layer of the report."""
     failed: list[Layer] = []
     for engine, identity in lookup.identities.items():
-        why = "; ".join(layer.why for layer in failed)
+        wanted = replace(lookup, identity=identity, why="; ".join(layer.why for layer in failed))
         try:
-            artifact = _build(settings, lookup, engine, identity, why, threads, progress)
+            found = _build(settings, wanted, engine, threads, progress)
         except ArtifactError as error:
             if settings.compile.engine != "auto":
                 raise
@@ -55,37 +56,31 @@ def _first_that_builds(settings: Settings, lookup: Missed, threads: int, progres
             progress.say(f"no {engine}: {error}")
             failed.append(Layer(TASKS[engine][1], "bypass", f"the {engine} engine could not be built: {error}"))
             continue
-        alone = why_not_kept(settings.compile)
-        told = f"built by this start, for this process alone: {alone}" if alone else "built by this start"
-        built = Layer(TASKS[engine][1], "miss", told)
-        return Compiled(artifact, "rebuilt", (*lookup.layers, *failed, built), lookup.differences, why)
+        return replace(found, layers=(*failed, *found.layers), why=wanted.why)
     return Uncompiled("; ".join(layer.why for layer in failed), (*lookup.layers, *failed))
 
 
-def _build(
-    settings: Settings,
-    lookup: Missed,
-    engine: str,
-    identity: ArtifactIdentity,
-    why: str,
-    threads: int,
-    progress: Progress,
-) -> Artifact:
+def _build(settings: Settings, wanted: Missed, engine: str, threads: int, progress: Progress) -> Compiled:
+    """Build and publish, or take what another process builds at the same time; `wanted.why` spoke against others."""
+    task, layer = TASKS[engine]
     alone = why_not_kept(settings.compile)
     if alone:
         log.warning("what is built serves this process alone and is not kept: %s", alone)
     store = store_of_this_process() if alone else open_store(settings.compile)
-    with store.workspace() as workspace:
-        payload = workspace / "payload"
-        payload.mkdir()
-        content = child.run(TASKS[engine][0], settings, payload, threads, progress, key=identity.key())
-        try:
-            seal(payload, identity, {**content, "why": why})
-            sign_built(payload, settings.compile)
-            if any(layer.result == "rejected" for layer in lookup.layers):
-                store.set_aside(identity)
-            return store.publish(payload, identity)
-        except OSError as error:
-            raise ArtifactError(
-                f"the artifact could not be written to {store.path}: {error.strerror}; is the disk full?"
-            ) from error
+    with flight(store, wanted, settings.model.checkpoint, progress, settings.compile.wait_s) as turn:
+        if turn.published:
+            return Compiled(turn.published.artifact, "restored", turn.published.layers)
+        with store.workspace() as workspace:
+            payload = workspace / "payload"
+            payload.mkdir()
+            content = child.run(task, settings, payload, threads, progress, key=wanted.identity.key())
+            try:
+                seal(payload, wanted.identity, {**content, "why": wanted.why})
+                sign_built(payload, settings.compile)
+                artifact = turn.publish(payload)
+            except OSError as error:
+                raise ArtifactError(
+                    f"the artifact could not be written to {store.path}: {error.strerror}; is the disk full?"
+                ) from error
+    told = f"built by this start, for this process alone: {alone}" if alone else turn.why or "built by this start"
+    return Compiled(artifact, "rebuilt", (*wanted.layers, Layer(layer, "miss", told)), wanted.differences)

@@ -38,6 +38,7 @@ def find_artifact(
     for engine, identity in identities.items():
         found = store.find(identity, settings.model.checkpoint)
         if isinstance(found, Restored):
+            store.mark_used(identity)
             progress.say(f"hit {identity.key()[:12]}, {engine}")
             return found
         missed.append(found)
