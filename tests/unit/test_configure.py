@@ -167,6 +167,7 @@ def test_a_full_configuration_is_read_field_by_field(file: Path) -> None:
             "signing_key": None,
             "trusted_writers": [],
             "build_timeout_s": 60.0,
+            "wait_s": 3600.0,
         },
         "device": {"kind": "cpu", "index": 0, "threads": 3},
         "serving": {
