@@ -11,7 +11,7 @@ from pathlib import Path
 
 from app.artifacts import Artifact, Layer, Missed
 from app.artifacts.flight import flight
-from app.artifacts.lease import Terms
+from app.artifacts.lease import TERMS, Terms
 from app.artifacts.seal import seal
 from app.artifacts.store import Store
 from app.identity import ArtifactIdentity
@@ -31,7 +31,7 @@ def fill(payload: Path) -> None:
         (payload / name).write_bytes(data)
 
 
-def build(path: Path, progress: Progress | None = None, wait_s: float = 60, terms: Terms = Terms()) -> Artifact:  # noqa: B008
+def build(path: Path, progress: Progress | None = None, wait_s: float = 60, terms: Terms = TERMS) -> Artifact:
     """Build, seal and publish as a start does, or take what another process has published."""
     store = Store(path)
     with flight(store, MISSED, NOWHERE, progress or Progress(), wait_s, terms) as turn:
@@ -46,7 +46,7 @@ def build(path: Path, progress: Progress | None = None, wait_s: float = 60, term
 def main() -> None:
     store, events, build_s = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
     options = dict(option.split("=") for option in sys.argv[4:])
-    terms = Terms(float(options.get("renew_s", 0.1)), float(options.get("expire_s", 1)))
+    terms = Terms(float(options.get("renew_s", 0.1)), float(options.get("expire_s", 30)))
 
     def tell(event: str) -> None:
         with events.open("a") as file:
