@@ -26,6 +26,5 @@ def find_artifact(
     found = Store(settings.compile.artifacts).find(identity, settings.model.checkpoint)
     progress.say(f"hit {identity.key()[:12]}" if isinstance(found, Restored) else found.why)
     if isinstance(found, Missed):
-        differences = "".join(f"; {text}" for text in found.differences)
-        log.info("artifact %s missed: %s%s", identity.key()[:12], found.why, differences)
+        log.info("artifact %s missed: %s", identity.key()[:12], "; ".join(found.differences) or found.why)
     return found
