@@ -43,6 +43,5 @@ def find_artifact(
             return found
         missed.append(found)
     progress.say(missed[0].why)
-    differences = "".join(f"; {text}" for text in missed[0].differences)
-    log.info("artifact %s missed: %s%s", missed[0].identity.key()[:12], missed[0].why, differences)
+    log.info("artifact %s missed: %s", missed[0].identity.key()[:12], "; ".join(missed[0].differences) or missed[0].why)
     return replace(missed[0], identities=identities)
