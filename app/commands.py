@@ -50,6 +50,9 @@ def build(settings: Settings, tell: Tell, rules: Rules | None = None) -> dict[st
     """
     if settings.compile.engine != "eager" and (alone := why_not_kept(settings.compile)):
         return _found(settings, tell, alone)
+    if settings.compile.on_miss == "eager_then_swap":
+        now = settings.compile.model_copy(update={"on_miss": "build"})
+        settings = settings.model_copy(update={"compile": now})
     startup = run_part(STARTUP.until(Compiled | Uncompiled), settings, tell)
     document = _made(settings, startup.values[Compiled | Uncompiled])
     if rules is not None:

@@ -16,7 +16,6 @@ NOT_YET: Mapping[str, tuple[Any, ...]] = {
     "warmup.samples": (None,),
     "warmup.budget_bytes": (None,),
     "uncovered": ("pad", "reject"),
-    "compile.on_miss": ("build", "fail"),
     "device.kind": ("auto", "cpu"),
     "device.index": (0,),
     "serving.max_batch_delay_ms": (2, 0),

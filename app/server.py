@@ -24,9 +24,10 @@ from app.http import oip, probes
 from app.http import status as status_routes
 from app.http.edge import Edge, install_errors, key_check
 from app.logs import log
+from app.process_clock import ProcessClock
 from app.servable import Servable
 from app.settings import Http, Settings
-from app.sidecar import ProcessClock, Sidecar
+from app.sidecar import Sidecar
 from app.startup import settle
 
 
@@ -40,6 +41,7 @@ def create_app(sidecar: Sidecar) -> FastAPI:
         yield
         for task in tasks:
             task.cancel()
+        await asyncio.to_thread(sidecar.swap.stop)
         await asyncio.to_thread(settle, sidecar.startup)
         await asyncio.to_thread(sidecar.finish)
 

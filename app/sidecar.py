@@ -3,19 +3,16 @@
 import asyncio
 import contextlib
 import gc
-import os
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from app import metrics, status
+from app.artifacts import Compiled, Uncompiled
 from app.console import Console
 from app.devices import AcquiredDevice
 from app.errors import WarmgateError, WarmupError
@@ -24,6 +21,7 @@ from app.http.gate import Gate
 from app.http.oip_json import request_body
 from app.lanes import DeviceLane, run_on_thread
 from app.logs import log
+from app.process_clock import ProcessClock
 from app.progress import Stopped
 from app.readiness import Check, Drain, Readiness
 from app.sentinel import LateCompiles
@@ -36,30 +34,13 @@ from app.stages.bind_engine import BoundEngine
 from app.stages.prove_answers import ProvenModel
 from app.stages.rehearse_requests import Rehearsal
 from app.startup import Startup
-from app.weights import ResidentWeights
+from app.swap import Swap, Swapped
+from app.weights import LoadedModel, ResidentWeights
 from app.weights.watch import FileWatch
 
 # While libraries are imported on another thread, the event loop waits this long for the interpreter lock at most.
 STARTUP_SWITCH_INTERVAL_S = 0.001
 AFTER_READY_S = 1.0
-
-
-class ProcessClock:
-    """Seconds since this process was started by the kernel, so that imports before the first line count too."""
-
-    def __init__(self) -> None:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-        self._zero = time.monotonic() - (time.clock_gettime(time.CLOCK_BOOTTIME) - started)
-
-    def __call__(self) -> float:
-        """Return the age of the process in seconds."""
-        return time.monotonic() - self._zero
-
-    @property
-    def started_at(self) -> datetime:
-        """The moment the process started."""
-        return datetime.now(UTC) - timedelta(seconds=self())
 
 
 @dataclass
@@ -83,6 +64,7 @@ class Sidecar:
         """Make the parts; nothing runs yet but the device thread, which waits."""
         self._finished = threading.Event()
         self.device_lane = DeviceLane(self.clock)
+        self.swap = Swap(self.settings, self.device_lane)
         lanes = {Lane.DISK: run_on_thread, Lane.PROCESS: run_on_thread, Lane.DEVICE: self.device_lane.run}
         self.startup = Startup(STARTUP, lanes, self.clock, self.console.changed)
         self.drain = Drain(self.clock)
@@ -198,6 +180,29 @@ class Sidecar:
         # What only the next start needs can wait for the first requests to be over.
         await asyncio.sleep(AFTER_READY_S)
         await run_on_thread(self.finish, "after-ready")
+        if self.swap.wanted(self.startup.values):
+            await self._swap()
+
+    async def _swap(self) -> None:
+        """Build the code that the module serves in the place of, and exchange them between two requests."""
+        with contextlib.suppress(Stopped):
+            found = await run_on_thread(lambda: self.swap.run(self.startup.values), "swap")
+            if isinstance(found, Swapped):
+                await self.device_lane.run(lambda: self._take(found), "swap")
+                await run_on_thread(lambda: self.after_ready(self, found.proven), "after-swap")
+                log.info("swapped", engine=found.code.engine)
+            else:
+                self.startup.values[Compiled | Uncompiled] = found
+                log.error("the code could not be swapped in: %s", found.why)
+
+    def _take(self, found: Swapped) -> None:
+        """Serve by another engine from now on; on the device thread, where no request is half run."""
+        self.startup.values[Compiled | Uncompiled] = found.code
+        self.startup.values |= {LoadedModel: found.loaded, BoundEngine: found.engine, ProvenModel: found.proven}
+        self.startup.show("prove-answers", found.proven.rows)
+        if self.servable is not None:
+            self.servable.use(found.proven.forward)
+        self.late.arm()
 
     def _executor(self, proven: ProvenModel, metrics: RequestMetrics) -> Executor:
         return Executor(proven.forward, self.device_lane, self.settings.serving, metrics, self.clock)

@@ -169,6 +169,10 @@ class Startup:
         with contextlib.suppress(Exception):
             self._listener(self._view(record))
 
+    def show(self, name: str, rows: tuple[Any, ...]) -> None:
+        """Publish records of a stage anew, after it has ended."""
+        self._records[name].progress.show(rows)
+
     def stop(self) -> None:
         """End the start-up: waiting stages never start, running ones are asked to leave."""
         for record in self._records.values():

@@ -27,12 +27,14 @@ class Executor:
 
     async def answer(self, arrays: Mapping[str, Array]) -> Answer:
         """Run one request; raises Rejected when its shape, the queue or its deadline does not allow it."""
-        route = self._route(arrays)
+        # Whatever takes its place meanwhile: a request is run by the forward that has found its route.
+        forward = self._forward
+        route = self._route(forward, arrays)
         size = sum(array.nbytes for array in arrays.values())
         self._admit(size)
         arrived = self._clock()
         try:
-            answer = await self._wait(self._lane.submit(lambda: self._run(arrays, route, arrived)))
+            answer = await self._wait(self._lane.submit(lambda: self._run(forward, arrays, route, arrived)))
         except DeviceLostError as error:
             raise Rejected(503, str(error), "not_ready") from error
         finally:
@@ -42,10 +44,14 @@ class Executor:
         self._count(answer)
         return answer
 
-    def _route(self, arrays: Mapping[str, Array]) -> Route:
-        policy = self._forward.coverage.policy
+    def use(self, forward: Forward) -> None:
+        """Run the requests that arrive from now on by another forward."""
+        self._forward = forward
+
+    def _route(self, forward: Forward, arrays: Mapping[str, Array]) -> Route:
+        policy = forward.coverage.policy
         try:
-            route = self._forward.route(arrays)
+            route = forward.route(arrays)
         except Rejected as refusal:
             if refusal.reason == "uncovered":
                 self._metrics.uncovered.labels(policy).inc()
@@ -78,11 +84,11 @@ class Executor:
         self._metrics.queue_items.set(self._waiting)
         self._metrics.queue_bytes.set(self._waiting_bytes)
 
-    def _run(self, arrays: Mapping[str, Array], route: Route, arrived: float) -> Answer:
+    def _run(self, forward: Forward, arrays: Mapping[str, Array], route: Route, arrived: float) -> Answer:
         began = self._clock()
         if began - arrived > self._limits.timeout_s:
             raise self._late()
-        outputs = self._forward(arrays, route)
+        outputs = forward(arrays, route)
         return Answer(outputs, route, began - arrived, self._clock() - began)
 
     def _count(self, answer: Answer) -> None:

@@ -39,10 +39,13 @@ def build_artifact(
             f"no artifact in {settings.compile.artifacts} ({lookup.why}) and compile.on_miss is fail; "
             f"build it with `warmgate build`{': ' + differences if differences else ''}"
         )
-    return _first_that_builds(settings, lookup, device.device.threads, progress)
+    if settings.compile.on_miss == "eager_then_swap":
+        why = f"{lookup.why}; the module serves until its code is built (compile.on_miss is eager_then_swap)"
+        return Skipped(Uncompiled(why, lookup.layers), why)
+    return first_that_builds(settings, lookup, device.device.threads, progress)
 
 
-def _first_that_builds(settings: Settings, lookup: Missed, threads: int, progress: Progress) -> Compiled | Uncompiled:
+def first_that_builds(settings: Settings, lookup: Missed, threads: int, progress: Progress) -> Compiled | Uncompiled:
     """Try the allowed engines in their order; each that fails is told, and is a layer of the report."""
     failed: list[Layer] = []
     for engine, identity in lookup.identities.items():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -218,3 +219,73 @@ def test_shapes_between_static_buckets_are_refused_when_the_policy_is_reject(sta
     metrics = server.get("/metrics")[1].decode()
     assert 'warmgate_uncovered_requests_total{policy="reject"} 1.0' in metrics
     assert 'warmgate_rejected_total{reason="uncovered"} 1.0' in metrics
+
+
+def test_the_module_serves_until_its_code_is_built_and_no_request_is_lost(start: Start, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    module = models.Tiny()
+    save(module, tmp_path / "model.safetensors")
+    config = configuration(
+        "tiny", tmp_path / "model.safetensors", tmp_path / "store", compile={"on_miss": "eager_then_swap"}
+    )
+    server = start(config)
+    server.wait()
+    early = server.status()["artifacts"]
+    assert (early["engine"], early["outcome"]) == ("eager", "none")
+    assert "compile.on_miss is eager_then_swap" in early["why"]
+    wanted, asked = answers(module, spread(3, 16)), 0
+    until = time.monotonic() + 180
+    while (report := server.status())["artifacts"]["engine"] == "eager":
+        status, body = server.infer("tiny", {"x": spread(3, 16).numpy()})
+        assert status == 200
+        assert np.abs(outputs(body) - wanted).max() < 1e-6
+        asked += 1
+        assert time.monotonic() < until, server.text()[-3000:]
+    assert asked > 20
+    assert (report["artifacts"]["engine"], report["artifacts"]["outcome"]) == ("aot", "rebuilt")
+    assert report["ready"] is True
+    assert {(bucket["state"], bucket["proof"]) for bucket in report["buckets"]} == {("warm", "reference")}
+    assert report["late_compiles"] == 0
+    assert 'engine="aot"' in server.get("/metrics")[1].decode()
+    status, body = server.infer("tiny", {"x": spread(3, 16).numpy()})
+    assert np.abs(outputs(body) - wanted).max() < 1e-6
+    assert server.stop() == 0
+    again = start(config)
+    again.wait()
+    report = again.status()
+    assert (report["artifacts"]["engine"], report["artifacts"]["outcome"]) == ("aot", "restored")
+    assert {bucket["proof"] for bucket in report["buckets"]} == {"golden"}
+
+
+def test_code_that_answers_otherwise_is_never_swapped_in(start: Start, tmp_path: Path) -> None:
+    torch.manual_seed(6)
+    save(models.Unequal(), tmp_path / "model.safetensors")
+    config = configuration(
+        "unequal", tmp_path / "model.safetensors", tmp_path / "store", compile={"on_miss": "eager_then_swap"}
+    )
+    server = start(config)
+    server.wait()
+    until = time.monotonic() + 180
+    while "could not be swapped in" not in (why := server.status()["artifacts"]["why"]):
+        assert time.monotonic() < until, why
+        time.sleep(0.2)
+    assert "output y differs from the reference" in why
+    assert server.status()["artifacts"]["engine"] == "eager"
+    assert server.get("/readyz")[0] == 200
+    assert server.infer("unequal", {"x": spread(3, 16).numpy()})[0] == 200
+
+
+def test_a_server_that_leaves_while_it_builds_leaves_nothing_behind(start: Start, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    save(models.Tiny(), tmp_path / "model.safetensors")
+    config = configuration(
+        "tiny", tmp_path / "model.safetensors", tmp_path / "store", compile={"on_miss": "eager_then_swap"}
+    )
+    server = start(config)
+    server.wait()
+    until = time.monotonic() + 60
+    while not list((tmp_path / "store").glob(".building-*")):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert server.stop() == 0
+    assert list((tmp_path / "store").glob(".building-*")) == []

@@ -146,6 +146,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
         "app.signing",
         "app.status",
     ),
+    ("app.process_clock", "app.swap"),
     ("app.sidecar",),
     ("app.endings", "app.server"),
     ("app.__main__",),

@@ -84,9 +84,9 @@ def test_every_stage_is_explained() -> None:
 def test_every_path_is_in_the_table() -> None:
     # In a process of its own: making the application starts a device thread.
     code = (
-        "import sys; from pathlib import Path; from app import configure, server, sidecar;"
+        "import sys; from pathlib import Path; from app import configure, process_clock, server, sidecar;"
         "from app.console import JsonConsole;"
-        "one = sidecar.Sidecar(configure.load(Path(sys.argv[1])), sidecar.ProcessClock(), JsonConsole(),"
+        "one = sidecar.Sidecar(configure.load(Path(sys.argv[1])), process_clock.ProcessClock(), JsonConsole(),"
         " lambda *_: None, lambda *_: None);"
         "print(*server.create_app(one).openapi()['paths'])"
     )
