@@ -417,7 +417,6 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("warmup.samples", "x", "warmup.samples = PosixPath('x'): this version offers null"),
     ("warmup.budget_bytes", 1, "warmup.budget_bytes = 1: this version offers null"),
     ("uncovered", "eager", "uncovered = 'eager': this version offers pad or reject"),
-    ("compile.on_miss", "eager_then_swap", "compile.on_miss = 'eager_then_swap': this version offers build or fail"),
     (
         "compile.require_signature",
         True,
