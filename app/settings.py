@@ -122,6 +122,7 @@ class Compile(Section):
     signing_key: Path | None = None
     trusted_writers: list[Annotated[str, Field(pattern=r"^(anyone|[ug]id:\d+)$")]] = []
     build_timeout_s: Annotated[float, Field(gt=0)] = 3600
+    build_memory_bytes: Positive | None = None
     wait_s: Seconds = 3600
 
 

@@ -6,9 +6,7 @@ Three tasks: `build` (export and compile, needs shapes only), `jit` (compile wit
 
 import contextlib
 import json
-import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,16 +19,12 @@ from typing import IO, Any
 
 from app import errors
 from app.checkpoints import FileStamp
+from app.child.failures import failure, full_disk, memory_limit
 from app.environment import child_environment
 from app.progress import Progress
 from app.settings import Settings
-from app.units import bytes_text
-
-logger = logging.getLogger("warmgate.child")
 
 OUTCOME = "outcome.json"
-# Less free space than this, and a failure may well be the disk's.
-ROOM = 64_000_000
 
 # What a child tells once it is behind it; the last one says that the outcome is written.
 STEPS = {
@@ -132,7 +126,7 @@ def _run(request: _Request, progress: Progress, log: IO[bytes]) -> dict[str, Any
         found = _outcome(request.scratch)
         if code == 0 and "content" in found:
             return dict(found["content"])
-        raise _failure(request.task, found, code, log, full=_full_disk(request.directory, request.scratch))
+        raise failure(FAILURES[request.task], request.task, found, code, log, _limits(request))
 
 
 def _outcome(scratch: Path) -> dict[str, Any]:
@@ -143,24 +137,9 @@ def _outcome(scratch: Path) -> dict[str, Any]:
     return found
 
 
-def _full_disk(*directories: Path) -> str:
-    """Say which disk is nearly full: compilers that hit its end report anything but that."""
-    free = {directory: shutil.disk_usage(directory).free for directory in directories if directory.exists()}
-    full = [
-        f"only {bytes_text(count)} are free at {directory.parent}" for directory, count in free.items() if count < ROOM
-    ]
-    return "".join(f"; {text}" for text in full)
-
-
-def _failure(task: str, found: dict[str, Any], code: int, log: IO[bytes], full: str) -> errors.WarmgateError:
-    kind = getattr(errors, str(found.get("kind")), None)
-    if isinstance(kind, type) and issubclass(kind, errors.WarmgateError):
-        message, *problems = found["error"].split("\n  - ")
-        return kind(message, problems)
-    # The end of the log goes to the log alone: status and probes are public, and a library may print anything.
-    logger.warning("the %s process failed: %s", task, _tail(log))
-    told = found.get("error") or f"the {task} process ended with {_ending(code)}"
-    return FAILURES[task](f"{told}{full}; the log has the end of its output")
+def _limits(request: _Request) -> str:
+    """Say which limit the child may have met."""
+    return full_disk(request.directory, request.scratch) + memory_limit(request.settings.compile.build_memory_bytes)
 
 
 @contextlib.contextmanager
@@ -238,13 +217,3 @@ def group_seconds(group: int) -> float:
                 if int(fields[2]) == group:
                     ticks += sum(int(value) for value in fields[11:15])
     return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _ending(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def _tail(log: IO[bytes], limit: int = 2000) -> str:
-    size = log.seek(0, os.SEEK_END)
-    log.seek(max(0, size - limit))
-    return " | ".join(log.read().decode(errors="replace").splitlines()[-12:])

@@ -4,6 +4,7 @@ import ctypes
 import importlib
 import json
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -28,6 +29,9 @@ def main() -> int:
     directory, scratch = Path(request["directory"]), Path(request["scratch"])
     try:
         settings = Settings(**request["settings"])
+        if settings.compile.build_memory_bytes is not None:
+            # Of what a process allocates itself, not of the files it maps; compilers that it starts inherit it.
+            resource.setrlimit(resource.RLIMIT_DATA, (settings.compile.build_memory_bytes,) * 2)
         tell()
         work = importlib.import_module(f"app.child.{task}").work
         tell()

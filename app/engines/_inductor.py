@@ -4,9 +4,7 @@ Keys of torch hold the tag, so a cache of one identity answers for no other (2.1
 of them). The directory holds more than the blob of `torch.compiler.save_cache_artifacts`: the compiled C++ objects.
 """
 
-import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 from app import environment
 from app.artifacts import DEVICE_GRAPH, Layer
 from app.errors import ArtifactError
+from app.private import private_directory
 
 DIRECTORY, BLOB = "inductor", "cache.bin"
 # What belongs to one process and machine.
@@ -21,19 +20,8 @@ _PROCESS_BOUND = shutil.ignore_patterns("*.lock", "locks", ".*.tmp", "precompile
 
 
 def live_directory(key: str) -> Path:
-    """Return where the caches of one identity lie, the same path in every process of a user: local, never shared.
-
-    Raises ArtifactError where somebody else could write there.
-    """
-    base = Path(tempfile.gettempdir()) / f"warmgate-{os.getuid()}"
-    try:
-        base.mkdir(mode=0o700, exist_ok=True)
-        status = base.lstat()
-    except OSError as error:
-        raise ArtifactError(f"{base} cannot be made for torch's caches: {error.strerror}; set TMPDIR") from error
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise ArtifactError(f"{base} is not a directory that only this user can write to; remove it, or set TMPDIR")
-    return base / key[:32]
+    """Return where the caches of one identity lie: local and private; raises ArtifactError."""
+    return private_directory() / key[:32]
 
 
 def prepare(key: str, buckets: int, threads: int) -> Path:
@@ -74,7 +62,6 @@ def restore(payload: Path, live: Path) -> None:
     import torch
 
     try:
-        live.parent.mkdir(mode=0o700, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=live.parent, prefix=".restoring-") as temporary:
             whole = Path(temporary) / "whole"
             whole.mkdir(mode=0o700)

@@ -440,3 +440,16 @@ def test_build_is_stopped_by_sigterm_without_leaving_anything(tiny_config: JSON,
     assert process.wait(30) == 143
     assert processes(process.pid) == []
     assert list((tmp_path / "store").iterdir()) == []
+
+
+def test_a_build_that_needs_more_memory_than_it_may_is_told_and_its_output_is_kept(
+    start: Start, tiny_config: JSON, tmp_path: Path
+) -> None:
+    tiny_config["compile"] |= {"artifacts": str(tmp_path / "store"), "build_memory_bytes": 40_000_000, "engine": "aot"}
+    server = start(tiny_config, env={"TMPDIR": str(tmp_path)})
+    assert server.exit_code() == 5
+    assert "compile.build_memory_bytes allows each process 40.0 MB" in fatal(server)["message"]
+    (kept,) = (tmp_path / f"warmgate-{os.getuid()}").glob("build-*.log")
+    assert str(kept) in server.text()
+    assert kept.stat().st_size > 0
+    assert kept.stat().st_mode & 0o077 == 0 or kept.parent.stat().st_mode & 0o077 == 0

@@ -57,7 +57,8 @@ warmup:
   samples: null
   tolerance: {rtol: 1.0e-3, atol: 0}
 uncovered: reject
-compile: {engine: aot, on_miss: fail, specialize: bucket, artifacts: /cache, build_timeout_s: 60, wait_s: 7}
+compile: {engine: aot, on_miss: fail, specialize: bucket, artifacts: /cache, build_timeout_s: 60, wait_s: 7,
+  build_memory_bytes: 9}
 device: {kind: cpu, index: 0, threads: 3}
 serving: {max_batch_delay_ms: 0, max_queue_items: 1, max_queue_bytes: 2, timeout_s: 0.5, max_body_bytes: 3}
 http: {host: "::1", port: 0, uds: /run/x.sock, api_key_file: /run/key, drain_delay_s: 0, drain_timeout_s: 1}
@@ -167,6 +168,7 @@ def test_a_full_configuration_is_read_field_by_field(file: Path) -> None:
             "signing_key": None,
             "trusted_writers": [],
             "build_timeout_s": 60.0,
+            "build_memory_bytes": 9,
             "wait_s": 7.0,
         },
         "device": {"kind": "cpu", "index": 0, "threads": 3},

@@ -17,7 +17,7 @@ ROOT = Path(app.__file__).parent
 
 # From the bottom to the top; an import goes to a lower rank or stays in its own. Every module has its place here.
 RANKS: tuple[tuple[str, ...], ...] = (
-    ("app", "app.dtypes", "app.errors", "app.units"),
+    ("app", "app.dtypes", "app.errors", "app.private", "app.units"),
     (
         "app.buckets",
         "app.configure",
@@ -69,6 +69,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
         "app.checkpoints.safetensors",
         "app.checkpoints.torch_zip",
         "app.child",
+        "app.child.failures",
         "app.devices",
         "app.devices.cpu",
         "app.weights",
