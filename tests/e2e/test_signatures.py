@@ -89,7 +89,7 @@ def test_a_pod_that_builds_without_a_key_serves_what_it_built_and_leaves_the_sto
 
     artifacts = server.status()["artifacts"]
     assert (artifacts["engine"], artifacts["outcome"]) == ("aot", "rebuilt"), artifacts["why"]
-    assert [(layer["result"], layer["why"]) for layer in artifacts["layers"]] == [
+    assert [(layer["result"], layer["why"]) for layer in artifacts["layers"][:2]] == [
         ("rejected", "manifest.sig is missing, and a signature is required"),
         (
             "miss",
