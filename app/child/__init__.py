@@ -139,7 +139,8 @@ def _outcome(scratch: Path) -> dict[str, Any]:
 
 def _limits(request: _Request) -> str:
     """Say which limit the child may have met."""
-    return full_disk(request.directory, request.scratch) + memory_limit(request.settings.compile.build_memory_bytes)
+    allowed = None if request.task == "reference" else request.settings.compile.build_memory_bytes
+    return full_disk(request.directory, request.scratch) + memory_limit(allowed)
 
 
 @contextlib.contextmanager

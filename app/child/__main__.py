@@ -29,7 +29,7 @@ def main() -> int:
     directory, scratch = Path(request["directory"]), Path(request["scratch"])
     try:
         settings = Settings(**request["settings"])
-        if settings.compile.build_memory_bytes is not None:
+        if task != "reference" and settings.compile.build_memory_bytes is not None:
             # Of what a process allocates itself, not of the files it maps; compilers that it starts inherit it.
             resource.setrlimit(resource.RLIMIT_DATA, (settings.compile.build_memory_bytes,) * 2)
         tell()
