@@ -1,68 +1,32 @@
 """`make bench`: tables of measured figures, their bounds, and the ratio of both (1.00 or less holds).
 
-`python -m benchmarks start` or `weights` runs one part alone.
+`python -m benchmarks start`, `weights` or `artifacts` runs one part alone.
 """
 
 import json
-import shutil
 import statistics
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from app.report import compare, render
+from benchmarks.artifacts import measure_artifacts
 from benchmarks.loading import make_files
-from benchmarks.process import ROOT, Sidecar, environment, probing, resident_bytes_of, seconds_of
+from benchmarks.process import Sidecar, figure, probing, resident_bytes_of, seconds_of
+from benchmarks.table import MIB, Row, run
 
 BUCKETS = [(1, 32), (1, 128), (8, 32), (8, 128)]
 BETWEEN = [(2, 48), (3, 77), (6, 100)]
 WARM_STARTS = 5
-MIB = 1 << 20
-
-
-@dataclass(frozen=True)
-class Row:
-    """A figure and what it must not exceed."""
-
-    what: str
-    measured: float
-    bound: float
-    unit: str
-    bound_text: str
-
-    @property
-    def ratio(self) -> float:
-        return self.measured / self.bound
 
 
 def main() -> None:
     """Measure and print; exit code 1 when a bound does not hold."""
     held = [run(*PARTS[name]) for name in sys.argv[1:] or PARTS]
     raise SystemExit(not all(held))
-
-
-def run(title: str, measure: Callable[[Path], Iterator[Row]]) -> bool:
-    """Measure one part, print its table, and return whether every bound holds."""
-    directory = Path(tempfile.mkdtemp(prefix="warmgate-bench-"))
-    try:
-        rows = list(measure(directory))
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-    table = Table("what", "measured", "bound", "is", "ratio", title=title)
-    for row in rows:
-        shown = (f"{value:.3g} {row.unit}" for value in (row.measured, row.bound))
-        mark = "" if row.ratio <= 1 else "  too much"
-        table.add_row(row.what, *shown, row.bound_text, f"{row.ratio:.2f}{mark}")
-    Console(width=150).print(table)
-    return all(row.ratio <= 1 for row in rows)
 
 
 def measure_start(directory: Path) -> Iterator[Row]:
@@ -156,41 +120,30 @@ def _memory_row(what: str, resident: float, torch_bytes: int, report: Any) -> Ro
 def measure_weights(directory: Path) -> Iterator[Row]:
     """Yield the rows of the loader; each figure is taken in a process of its own."""
     make_files(directory)
-    cold = _figure("cold", directory)
+    cold = figure("benchmarks.loading", "cold", directory)
     yield Row("map, cold: 3 GiB resident and installed", cold["map_s"], cold["plain_s"], "s", "plain preadv, 4 threads")
     text = "plain preadv, 4 threads, / 0.85"
     yield Row("read, cold: 3 GiB in memory and installed", cold["read_s"], cold["plain_s"] / 0.85, "s", text)
-    warm = _figure("warm", directory)
+    warm = figure("benchmarks.loading", "warm", directory)
     text = "0.25 × load_file + load_state_dict into a built model"
     yield Row("map, warm from an earlier start: 3 GiB", warm["again_s"], 0.25 * warm["library_s"], "s", text)
     yield Row("map, warm from others' reading: 3 GiB", warm["map_s"], 0.25 * warm["library_s"], "s", text)
     beyond = max(0.0, warm["map_s"] - warm["populate_s"])
     yield Row("… beyond populating alone", beyond * 1e3, 50, "ms", "50 ms")
-    many = _figure("many", directory)
+    many = figure("benchmarks.loading", "many", directory)
     yield Row("10,000 small tensors in 40 shards, planned and installed", many["map_s"], 1.0, "s", "1 s")
-    memory = _figure("memory", directory)
+    memory = figure("benchmarks.loading", "memory", directory)
     yield Row("map: peak anonymous memory beyond the process's own", memory["beyond_bytes"] / MIB, 64, "MiB", "64 MiB")
-    stall = _figure("stall", directory)
+    stall = figure("benchmarks.loading", "stall", directory)
     for kind in ("warm", "cold"):
         what = f"map, {kind}: longest stall of another thread"
         text = f"20 ms; idle machine: {stall['idle_s'] * 1e3:.1f} ms"
         yield Row(what, stall[f"{kind}_s"] * 1e3, 20, "ms", text)
 
 
-def _figure(name: str, directory: Path) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.loading", name, directory],
-        cwd=ROOT,
-        env=environment(),
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return json.loads(done.stdout)
-
-
 PARTS: dict[str, tuple[str, Callable[[Path], Iterator[Row]]]] = {
     "weights": ("Warmgate's loader on files of its own", measure_weights),
+    "artifacts": ("Compile artifacts of all-MiniLM-L6-v2", measure_artifacts),
     "start": ("Warmgate on all-MiniLM-L6-v2", measure_start),
 }
 

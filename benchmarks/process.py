@@ -43,10 +43,23 @@ def resident_bytes_of(code: str) -> int:
     return int(done.stdout) * 1024
 
 
+def figure(module: str, name: str, directory: Path) -> Any:
+    """Return what `python -m MODULE NAME DIRECTORY` prints: a process of its own inherits nobody's memory."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, name, directory],
+        cwd=ROOT,
+        env=environment(),
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 class Sidecar:
     """One `serve` process; times count from its exec."""
 
-    def __init__(self, store: Path, *assignments: str) -> None:
+    def __init__(self, store: Path, *assignments: str, config: Path = EXAMPLE) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -55,7 +68,7 @@ class Sidecar:
         self.log = store.with_suffix(".log").open("ab")
         self.began = time.monotonic()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "app", "serve", "--config", str(EXAMPLE), *arguments],
+            [sys.executable, "-m", "app", "serve", "--config", str(config), *arguments],
             cwd=ROOT,
             env=environment(),
             stdout=self.log,

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ log = logging.getLogger("warmgate.flight")
 
 FAILED = ".failed-"
 _STOP_S = 0.05  # how often a waiting process looks whether it was told to end
+_FAILURES = 32  # holders whose builds failed that are remembered
 _LOOK_S = 0.25  # and how often it looks at the store
 
 
@@ -28,13 +29,14 @@ _LOOK_S = 0.25  # and how often it looks at the store
 class Turn:
     """What to do about a missing artifact: take what another process has `published`, or build it and `publish`.
 
-    `why` tells what became of the waiting, where there was any.
+    `why` tells what became of the waiting, where there was any; `failure` is what ended the build that was waited for.
     """
 
     view: "_View"
     published: Restored | None = None
     held: Held | None = None
     why: str = ""
+    failure: str = ""
 
     def publish(self, payload: Path) -> Artifact:
         """Put a sealed directory in its place; where another process was first, theirs is given. Raises OSError."""
@@ -107,20 +109,24 @@ class _View:
         return self.store.path / f"{FAILED}{self.lookup.identity.key()}"
 
     def leave_failure(self, token: str, why: str) -> None:
-        """Tell those who wait for the holder of this token that waiting for the next one is no use."""
+        """Tell those who wait for the holder of this token that waiting for the next one is no use.
+
+        Who waited for an earlier one may look only now: the newest few are told of together.
+        """
+        tokens = [*self.failure()[0], token][-_FAILURES:]
         temporary = self.failure_file.with_name(f"{self.failure_file.name}.{token}")
         with contextlib.suppress(OSError):
-            temporary.write_text(json.dumps({"token": token, "why": why.splitlines()[0][:300] if why else ""}))
+            temporary.write_text(json.dumps({"tokens": tokens, "why": why.splitlines()[0][:300] if why else ""}))
             temporary.replace(self.failure_file)
 
-    def failure(self) -> dict[str, Any]:
-        """Return who failed last and why, as far as it can be read."""
+    def failure(self) -> tuple[list[str], str]:
+        """Return the tokens of those who failed, and why the last one did, as far as that can be read."""
         try:
             with self.failure_file.open("rb") as file:
-                found = json.loads(file.read(4096))
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return found if isinstance(found, dict) else {}
+                found = json.loads(file.read(8192))
+            return [str(token) for token in found["tokens"]], printable(str(found["why"])[:300])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return [], ""
 
 
 @dataclass(slots=True)
@@ -156,16 +162,17 @@ class _Waiting:
     def _turn(self, waited_s: float) -> Turn | None:
         if found := self.view.look():
             return self._theirs(found, waited_s)
-        if held := self.lease.acquire():
+        held = self.lease.acquire()
+        tokens, why = self.view.failure()
+        if failed := [self.holders[token] for token in tokens if token in self.holders]:
+            # What one cannot build the next one cannot either, as a rule: all try at once, none after the other.
+            return replace(self._alone(f"the build of {failed[-1]} failed ({why})"), held=held, failure=why)
+        if held:
             # Its last holder may have published between the two looks.
             if found := self.view.look():
                 held.release()
                 return self._theirs(found, waited_s)
             return Turn(self.view, held=held)
-        failure = self.view.failure()
-        if (failed := self.holders.get(str(failure.get("token")))) is not None:
-            # What one cannot build the next one cannot either, as a rule: all try at once, none after the other.
-            return self._alone(f"the build of {failed} failed ({printable(str(failure.get('why'))[:300])})")
         if waited_s >= self.wait_s:
             return self._alone(f"compile.wait_s = {self.wait_s:g} s are over and {self._holder()} still builds")
         return None
@@ -178,7 +185,7 @@ class _Waiting:
         return Turn(self.view, published=Restored(found.artifact, layers), why=why)
 
     def _alone(self, why: str) -> Turn:
-        log.warning("%s: this process builds it too", why)
+        log.warning("%s: this process does not wait any longer", why)
         return Turn(self.view, why=f"built by this start too, since {why}")
 
     def _holder(self) -> str:

@@ -1,9 +1,8 @@
 """Export the skeleton with dynamic dimensions and build AOTInductor packages with external constants."""
 
-import datetime
+import inspect
 import json
 import shutil
-import time
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,17 +12,15 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from app.artifacts import CONSTANTS, inputs
+from app.artifacts import CONSTANTS
 from app.buckets import Bucket
 from app.child import Work
+from app.child.blank import Blank
 from app.engines._container import Container
-from app.environment import compiler_version
 from app.errors import ArtifactError
 from app.samples import example_sizes, sample_inputs
 from app.settings import Settings
 from app.weights import Skeleton
-from app.weights.aliases import repoint
-from app.weights.skeleton import build_skeleton, strides_of
 
 OPTIONS = {
     # External constants: the code is one for every set of weights, and the weights exist once in memory.
@@ -39,22 +36,16 @@ OPTIONS = {
 
 def work(given: Work) -> dict[str, Any]:
     """Fill the directory with packages and the constants that no checkpoint holds; return the manifest's content."""
-    check_compiler()
-    began, settings, directory, tell = time.monotonic(), given.settings, given.directory, given.tell
-    with inputs.recording(settings.model.checkpoint) as factory_files:
-        skeleton = build_skeleton(settings.model)
-    if states := skeleton.table.extra_state:
-        raise ArtifactError(
-            f"modules keep state beside their tensors ({', '.join(states)}), which code compiled without weights misses"
-        )
+    settings, directory, tell = given.settings, given.directory, given.tell
+    blank = Blank.build(settings)
+    skeleton = blank.skeleton
     if views := sorted(alias.name for alias in skeleton.aliases if not alias.same):
         raise ArtifactError(
             f"{', '.join(views)} look(s) into weights, which code compiled without weights cannot follow"
         )
     constants = {n: b for n, b in skeleton.module.named_buffers(remove_duplicate=False) if not b.is_meta}
     constants |= {n: p for n, p in skeleton.module.named_parameters(remove_duplicate=False) if not p.is_meta}
-    give_memory(skeleton.module)
-    repoint(skeleton.module, skeleton.aliases)
+    blank.give_memory()
     tell()
     packages = []
     buckets: tuple[Bucket | None, ...] = settings.buckets if settings.compile.specialize == "bucket" else (None,)
@@ -71,49 +62,13 @@ def work(given: Work) -> dict[str, Any]:
     _check_known(skeleton, packages, constants)
     save_file({name: tensor.detach().clone().contiguous() for name, tensor in constants.items()}, directory / CONSTANTS)
     tell()
-    return {
-        "engine": "aot",
-        "packages": packages,
-        "model": skeleton.table.as_json(),
-        "construction": skeleton.construction,
-        "rebuilt_attributes": list(skeleton.attributes),
-        "constants": sorted(constants),
-        "constant_bytes": sum(constants[name].nbytes for name in constants.keys() - _names(skeleton)),
-        "factory_files": factory_files,
-        "layers": [{"name": "aot-package", "count": len(packages)}],
-        "buckets": [bucket.name for bucket in settings.buckets],
-        "timings": {"build_s": time.monotonic() - began},
-        "tools": {"cxx": compiler_version()},
-        "built": {
-            "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "model": settings.model.name,
-            "version": settings.model.version,
-        },
-    }
-
-
-def check_compiler() -> None:
-    """Raise ArtifactError where nothing can be built."""
-    if shutil.which("g++") is None and shutil.which("c++") is None and shutil.which("clang++") is None:
-        raise ArtifactError("no C++ compiler on this machine (g++): restore a built artifact, or install one")
-
-
-def give_memory(module: nn.Module) -> None:
-    """Replace tensors on meta by memory that is never touched: the compiler asks for strides and devices, not values.
-
-    Tied ones stay one object, since the exported graph must see them as one.
-    """
-    made: dict[int, torch.Tensor] = {}
-    for part in module.modules():
-        for home in (part._parameters, part._buffers):
-            for name, old in home.items():
-                if old is None or not old.is_meta:
-                    continue
-                if id(old) not in made:
-                    empty = torch.empty_strided(old.shape, strides_of(old), dtype=old.dtype)
-                    is_parameter = isinstance(old, nn.Parameter)
-                    made[id(old)] = nn.Parameter(empty, requires_grad=False) if is_parameter else empty
-                home[name] = made[id(old)]
+    return blank.manifest(
+        "aot",
+        [{"name": "aot-package", "count": len(packages)}],
+        packages=packages,
+        constants=sorted(constants),
+        constant_bytes=sum(constants[name].nbytes for name in constants.keys() - _names(skeleton)),
+    )
 
 
 def _export(settings: Settings, module: nn.Module, bucket: Bucket | None) -> Any:
@@ -130,10 +85,20 @@ def _export(settings: Settings, module: nn.Module, bucket: Bucket | None) -> Any
         for spec in settings.input_specs
     )
     with torch.no_grad():
-        program = torch.export.export(module, arguments, dynamic_shapes=dynamic if symbols else None, strict=False)
+        shapes = _as_the_forward_takes(module, dynamic) if symbols else None
+        program = torch.export.export(module, arguments, dynamic_shapes=shapes, strict=False)
     if changed := sorted({str(name) for name in program.graph_signature.buffers_to_mutate.values()}):
         raise ArtifactError(f"the model's forward changes its own buffers ({', '.join(changed)}): answers would differ")
     return program
+
+
+def _as_the_forward_takes(module: nn.Module, dynamic: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Nest what `*tensors` collects: export wants the shapes as the forward's own signature groups the arguments."""
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    for position, parameter in enumerate(parameters):
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            return (*dynamic[:position], dynamic[position:])
+    return dynamic
 
 
 def _compile(program: Any, package: Path, library: Path) -> bool:

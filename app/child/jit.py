@@ -1,28 +1,24 @@
 """Compile the module bucket by bucket with torch.compile and collect its caches."""
 
 import shutil
-import time
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from app.artifacts import CONSTANTS, inputs
+from app.artifacts import CONSTANTS
 from app.buckets import Coverage, Kind, Route
 from app.child import Work
-from app.child.build import check_compiler, give_memory
+from app.child.blank import Blank
 from app.devices.cpu import available_processors
 from app.engines import _inductor
 from app.engines._compiler import Compiler
 from app.engines.jit import JitEngine
-from app.environment import compiler_version
 from app.errors import ArtifactError
 from app.samples import sample_inputs
 from app.serving.forward import Forward
 from app.settings import Settings
-from app.weights.aliases import repoint
-from app.weights.skeleton import build_skeleton
 
 # The second run of a bucket shows whether the first one left a graph that holds.
 RUNS = 2
@@ -30,42 +26,29 @@ RUNS = 2
 
 def work(given: Work) -> dict[str, Any]:
     """Fill the directory with the caches of every bucket's graphs; return the manifest's content."""
-    check_compiler()
-    began, settings, tell = time.monotonic(), given.settings, given.tell
+    settings, tell = given.settings, given.tell
     torch.set_num_threads(settings.device.threads or available_processors())
-    with inputs.recording(settings.model.checkpoint) as factory_files:
-        skeleton = build_skeleton(settings.model)
-    give_memory(skeleton.module)
-    repoint(skeleton.module, skeleton.aliases)
+    blank = Blank.build(settings)
+    blank.give_memory()
     tell()
     compiler = Compiler()
     compiler.answer()
     live = _inductor.prepare(given.key, len(settings.buckets), settings.device.threads or available_processors())
     shutil.rmtree(live, ignore_errors=True)
     live.mkdir(mode=0o700)
-    engine = JitEngine(skeleton.module, frozenset(), live, {})
-    _run_buckets(settings, engine, skeleton.module)
+    engine = JitEngine(blank.skeleton.module, frozenset(), live, {})
+    _run_buckets(settings, engine, blank.skeleton.module)
     tell()
     _inductor.collect(live, given.directory)
     save_file({}, given.directory / CONSTANTS)
     counts = {layer.name: layer.count for layer in engine.layers() if layer.name in {"aotautograd", "fx-graph"}}
     tell()
-    return {
-        "engine": "jit",
-        "packages": [],
-        "model": skeleton.table.as_json(),
-        "construction": skeleton.construction,
-        "rebuilt_attributes": list(skeleton.attributes),
-        "constants": [],
-        "constant_bytes": 0,
-        "factory_files": factory_files,
-        "layers": [{"name": name, "count": count} for name, count in counts.items()],
-        "compiler": compiler.answers,
-        "graph_breaks": _graph_breaks(),
-        "buckets": [bucket.name for bucket in settings.buckets],
-        "timings": {"build_s": time.monotonic() - began},
-        "tools": {"cxx": compiler_version()},
-    }
+    return blank.manifest(
+        "jit",
+        [{"name": name, "count": count} for name, count in counts.items()],
+        compiler=compiler.answers,
+        graph_breaks=_graph_breaks(),
+    )
 
 
 def _run_buckets(settings: Settings, engine: JitEngine, module: nn.Module) -> None:

@@ -48,10 +48,11 @@ def build_artifact(
 def first_that_builds(settings: Settings, lookup: Missed, threads: int, progress: Progress) -> Compiled | Uncompiled:
     """Try the allowed engines in their order; each that fails is told, and is a layer of the report."""
     failed: list[Layer] = []
+    *_, last = lookup.identities
     for engine, identity in lookup.identities.items():
         wanted = replace(lookup, identity=identity, why="; ".join(layer.why for layer in failed))
         try:
-            found = _build(settings, wanted, engine, threads, progress)
+            found = _build(settings, wanted, engine, threads, progress, insist=engine == last)
         except ArtifactError as error:
             if settings.compile.engine != "auto":
                 raise
@@ -63,8 +64,11 @@ def first_that_builds(settings: Settings, lookup: Missed, threads: int, progress
     return Uncompiled("; ".join(layer.why for layer in failed), (*lookup.layers, *failed))
 
 
-def _build(settings: Settings, wanted: Missed, engine: str, threads: int, progress: Progress) -> Compiled:
-    """Build and publish, or take what another process builds at the same time; `wanted.why` spoke against others."""
+def _build(settings: Settings, wanted: Missed, engine: str, threads: int, progress: Progress, insist: bool) -> Compiled:
+    """Build and publish, or take what another process builds at the same time; `wanted.why` spoke against others.
+
+    `insist`: try it although it failed for the process that was waited for, as there is no other engine to try.
+    """
     task, layer = TASKS[engine]
     alone = why_not_kept(settings.compile)
     if alone:
@@ -73,6 +77,8 @@ def _build(settings: Settings, wanted: Missed, engine: str, threads: int, progre
     with flight(store, wanted, settings.model.checkpoint, progress, settings.compile.wait_s) as turn:
         if turn.published:
             return Compiled(turn.published.artifact, "restored", turn.published.layers)
+        if turn.failure and not insist:
+            raise ArtifactError(turn.failure)
         with store.workspace() as workspace:
             payload = workspace / "payload"
             payload.mkdir()

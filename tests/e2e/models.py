@@ -117,6 +117,73 @@ class Showing(Tiny):
         return hidden @ self.same[0].t() + x @ self.part.t()
 
 
+class Gathering(Tiny):
+    """Takes whatever it is given, as wrappers do."""
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        (x,) = tensors
+        return super().forward(x)
+
+
+class Breaking(Tiny):
+    """Leaves torch in the middle: what is traced are the parts before and after."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x + self.offsets))
+        return self.second(torch.from_numpy(hidden.numpy() * 2))
+
+
+class Foreign(Tiny):
+    """Calls an operator that torch does not bring."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = torch.ops.warmgate_tests.doubled(super().forward(x))
+        return found
+
+
+@torch.library.custom_op("warmgate_tests::doubled", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@doubled.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+class Stateful(Tiny):
+    """Keeps a state beside its tensors, which its file holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = 1.0
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor([self.factor])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.factor = float(state[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.factor
+
+
+def gathering() -> nn.Module:
+    return Gathering()
+
+
+def breaking() -> nn.Module:
+    return Breaking()
+
+
+def foreign() -> nn.Module:
+    return Foreign()
+
+
+def stateful() -> nn.Module:
+    return Stateful()
+
+
 def showing() -> nn.Module:
     return Showing()
 

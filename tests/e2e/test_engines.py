@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,35 @@ def test_a_model_that_cannot_be_exported_is_compiled_otherwise_and_restored_with
         assert server.status()["late_compiles"] == 0
         assert server.stop() == 0
     assert not calls.exists(), calls.read_text()
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "reason"),
+    [
+        (models.Gathering, "aot", ""),
+        (models.Breaking, "jit", "the aot engine could not be built: .*numpy"),
+        (models.Foreign, "jit", r"the aot engine could not be built: .*custom operators \(warmgate_tests::doubled"),
+        (models.Stateful, "eager", "aot .* keep state beside their tensors .*; the jit .* keep state beside"),
+    ],
+)
+def test_each_model_lands_on_the_best_engine_that_can_run_it_and_is_told_why_not_on_a_better_one(
+    start: Start, tmp_path: Path, model: type[models.Tiny], engine: str, reason: str
+) -> None:
+    torch.manual_seed(1)
+    module = model()
+    if isinstance(module, models.Stateful):
+        module.factor = 3.0
+    save(module, tmp_path / "model.safetensors")
+    config = configuration(model.__name__.lower(), tmp_path / "model.safetensors", tmp_path / "store")
+    server = start(config)
+    server.wait()
+
+    report = server.status()["artifacts"]
+    assert report["engine"] == engine
+    assert re.search(reason, report["why"]), report["why"]
+    status, body = server.infer(config["model"]["name"], {"x": spread(5, 16).numpy()})
+    assert status == 200
+    assert np.abs(outputs(body) - answers(module, spread(5, 16))).max() < 1e-6
 
 
 def test_a_restored_cache_that_lacks_an_object_is_no_restored_one(start: Start, tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
-from tests.e2e.conftest import JSON, Start
+from tests.e2e import models
+from tests.e2e.conftest import JSON, Start, configuration, save
 from tests.e2e.harness import Server, command, outputs
 
 X = {"x": np.zeros((2, 16), np.float32)}
@@ -105,6 +107,25 @@ def test_a_cache_directory_that_the_environment_puts_on_the_shared_volume_is_not
 
     assert server.status()["artifacts"]["outcome"] == "rebuilt"
     assert not (tmp_path / "store" / "live").exists()
+
+
+def test_what_one_server_could_not_export_the_others_do_not_try_either(start: Start, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    save(models.Branching(), tmp_path / "model.safetensors")
+    config = configuration("branching", tmp_path / "model.safetensors", tmp_path / "store")
+    servers = [start(config) for _ in range(3)]
+    builder, _ = the_builder(servers)
+    for server in servers:
+        if server is not builder:
+            wait_for_waiting(server)
+    for server in servers:
+        server.wait()
+
+    reports = [server.status()["artifacts"] for server in servers]
+    assert sorted(report["outcome"] for report in reports) == ["rebuilt", "restored", "restored"]
+    assert {report["engine"] for report in reports} == {"jit"}
+    assert all("data-dependent" in report["why"] for report in reports), reports
+    assert sum(server.text().count("the build process failed") for server in servers) == 1
 
 
 def test_when_the_server_that_builds_is_killed_one_that_waited_builds_and_both_get_ready(

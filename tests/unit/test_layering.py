@@ -109,6 +109,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
     (
         # What the child process runs: beside the stages that start it, and never imported by them.
         "app.child.__main__",
+        "app.child.blank",
         "app.child.build",
         "app.child.jit",
         "app.child.reference",
@@ -159,6 +160,7 @@ WEB_FRAMEWORK = {"fastapi", "starlette", "uvicorn"}
 
 # Modules that are only imported once importing torch has been a stage, or in the child.
 MAY_IMPORT_TORCH = {
+    "app.child.blank",
     "app.child.build",
     "app.child.jit",
     "app.child.reference",

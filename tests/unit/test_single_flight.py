@@ -136,7 +136,7 @@ def test_after_a_failed_build_all_that_waited_try_at_once_and_none_waits_for_ano
 
     assert len(contenders.told("building")) == 4
     assert time.monotonic() - began < 3, "one after the other would take four seconds"
-    assert sum("failed (the compiler says no): this process builds it too" in text for text in errors) >= 2
+    assert sum("failed (the compiler says no): this process does not wait any longer" in text for text in errors) >= 2
 
 
 def test_a_builder_that_is_stopped_is_followed_by_one_that_waited(contenders: Contenders) -> None:
