@@ -8,7 +8,7 @@ BIN := .venv/bin
 TIMM := .cache/timm
 FUZZ_SECONDS ?= 300
 
-.PHONY: run test test-all zoo-timm fuzz bench lint clean
+.PHONY: run test test-all zoo-timm fuzz bench families lint clean
 
 run: .venv/ready
 	$(BIN)/python -m app serve --config $(CONFIG) --set http.port=$(PORT) --log-format text
@@ -29,6 +29,10 @@ fuzz: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/python -m benchmarks
+
+# Which engine models of transformers get, and what it costs: `make families FAMILIES="bert mamba"` measures some.
+families: .venv/ready
+	$(BIN)/python -m benchmarks.families $(FAMILIES)
 
 lint: .venv/ready
 	$(BIN)/ruff check .

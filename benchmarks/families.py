@@ -175,7 +175,7 @@ def measure(name: str, directory: Path) -> list[str]:
         f"{took['build-artifact']:.1f} s",
         f"{(again['find-artifact'] + again['bind-engine']) * 1e3:.0f} ms",
         f"{max(bucket['max_error'] for bucket in cold['buckets']):.2g}",
-        cold["artifacts"]["why"][:160],
+        "" if cold["artifacts"]["engine"] == "aot" else cold["artifacts"]["why"],
     ]
 
 

@@ -41,7 +41,20 @@ class Container:
         self._call(
             "AOTInductorModelContainerCreateWithDevice", ctypes.byref(self._handle), ctypes.c_size_t(1), b"cpu", None
         )
-        self._outputs = self._count("AOTInductorModelContainerGetNumOutputs")
+        # Prepared once: after a run the interpreter's own code is out of the processor's caches, and each step is dear.
+        self._given = (ctypes.c_void_p * self._count("AOTInductorModelContainerGetNumInputs"))()
+        self._taken = (ctypes.c_void_p * self._count("AOTInductorModelContainerGetNumOutputs"))()
+        self._run = self._library.AOTInductorModelContainerRun
+        self._name = _name_of_handles()
+        self._arguments = (
+            self._handle,
+            self._given,
+            ctypes.c_size_t(len(self._given)),
+            self._taken,
+            ctypes.c_size_t(len(self._taken)),
+            None,
+            None,
+        )
 
     @classmethod
     def open(cls, library: Path) -> Self:
@@ -68,7 +81,10 @@ class Container:
         """Give every constant its tensor by reference; without them the first run is a segmentation fault."""
         capsules = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors.values()))
         entries = (_Entry * len(capsules))(
-            *(_Entry(name.encode(), _address(capsule)) for name, capsule in zip(tensors, capsules, strict=True))
+            *(
+                _Entry(name.encode(), _pointer(capsule, self._name))
+                for name, capsule in zip(tensors, capsules, strict=True)
+            )
         )
         try:
             # use_inactive: false; validate_full_update: true, so that a forgotten constant is an error.
@@ -80,16 +96,19 @@ class Container:
 
     def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run on contiguous inputs whose dtypes and shapes the caller has checked: the library checks nothing."""
-        capsules = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(inputs))
-        given = (ctypes.c_void_p * len(capsules))(*(_address(capsule) for capsule in capsules))
-        taken = (ctypes.c_void_p * self._outputs)()
-        sizes = ctypes.c_size_t(len(given)), ctypes.c_size_t(self._outputs)
-        self._call("AOTInductorModelContainerRun", self._handle, given, sizes[0], taken, sizes[1], None, None)
-        outputs = [_capsule(pointer, _capsule_name(capsules[0]), None) for pointer in taken]
-        return list(torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(outputs))
+        self._given[:] = [
+            _pointer(capsule, self._name)
+            for capsule in torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(inputs))
+        ]
+        self._check("AOTInductorModelContainerRun", self._run(*self._arguments))
+        taken = [_capsule(pointer, self._name, None) for pointer in self._taken]
+        return list(torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(taken))
 
     def _call(self, function: str, *arguments: Any) -> None:
-        if getattr(self._library, function)(*arguments) != 0:
+        self._check(function, getattr(self._library, function)(*arguments))
+
+    def _check(self, function: str, result: int) -> None:
+        if result != 0:
             message = ctypes.c_char_p()
             self._library.AOTInductorGetLastError(ctypes.byref(message))
             told = (message.value or b"no message").decode(errors="replace")
@@ -106,6 +125,9 @@ class Container:
         return (found.value or b"").decode()
 
 
-def _address(capsule: object) -> int:
-    found: int = _pointer(capsule, _capsule_name(capsule))
-    return found
+def _name_of_handles() -> bytes | None:
+    """Return the name that this version of torch gives its capsules of handles."""
+    capsules = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors([torch.empty(0)])
+    name: bytes | None = _capsule_name(capsules[0])
+    torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(capsules)
+    return name
