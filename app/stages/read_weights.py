@@ -10,6 +10,7 @@ from app.stages.preflight import Preflight
 from app.units import bytes_text
 from app.weights import ResidentWeights
 from app.weights.choosing import probe_mapping
+from app.weights.page_cache import cached_shares
 from app.weights.reading import read_resident
 
 
@@ -19,9 +20,11 @@ def read_weights(settings: Settings, checkpoint: Checkpoint, plan: Preflight, pr
     if checkpoint.headers_only:
         raise CheckpointError(f"{checkpoint.path} has headers only, for `build`; name the whole checkpoint")
     layout = plan.choice.layout
+    # Before the probe: it brings in up to 128 MiB, and a cold file would be told as a warm one.
+    cached = cached_shares(checkpoint)
     if plan.choice.measure:
         layout = probe_mapping(checkpoint, layout, settings.model.cast)
-    read = read_resident(checkpoint, layout, progress, settings.memory.staging_bytes, plan.digests)
+    read = read_resident(checkpoint, layout, progress, settings.memory.staging_bytes, plan.digests, cached)
     for warning in read.warnings:
         log.warning("weights: %s", warning)
     rate = bytes_text(round(read.bytes_read / read.seconds))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from app.checkpoints import PUBLISH, Checkpoint, CheckpointFile
 from app.errors import CheckpointError
+from app.weights.disk import DiskSpeed
 from app.weights.memory import Memory
 from app.weights.plan import ModelTable, WeightsPlan
 
@@ -21,6 +22,7 @@ class ResidentWeights:
 
     `fingerprint`: sha256 over names, dtypes, shapes and samples of every tensor: other weights have another one,
     short of differences that no sample meets. `verified`: file → sha256 that was asked for and found.
+    `cached_ratio`: share of the files' bytes that the page cache held before; None where a file system does not tell.
     `direct_bytes`: how many were read past the page cache. `staging_bytes`: the scratch memory that reading took, given
     back since. `resident_bytes`, `copied_bytes`: what was measured of mappings and slab; None where the kernel does not
     tell.
@@ -34,6 +36,8 @@ class ResidentWeights:
     bytes_read: int
     seconds: float
     file_cache: str
+    cached_ratio: float | None
+    disk: DiskSpeed
     direct_bytes: int
     staging_bytes: int
     resident_bytes: int | None

@@ -33,13 +33,20 @@ def cached_share(file: CheckpointFile, samples: int) -> float | None:
     return None if None in found else found.count(True) / samples
 
 
-def summary(checkpoint: Checkpoint, shares: Sequence[float | None]) -> str:
-    """Say it of all files together: warm, cold or mixed."""
-    known = [(share, file.size) for share, file in zip(shares, checkpoint.files, strict=True) if share is not None]
-    cached = sum(share * size for share, size in known) / max(1, sum(file.size for file in checkpoint.files))
+def cached_ratio(checkpoint: Checkpoint, shares: Sequence[float | None]) -> float | None:
+    """Return which share of the bytes of all files is cached, 0 to 1; None where one of them cannot say."""
+    total = sum(file.size for file in checkpoint.files)
+    known = [share * file.size for share, file in zip(shares, checkpoint.files, strict=True) if share is not None]
     if len(known) < len(shares):
+        return None
+    return sum(known) / total if total else 1.0
+
+
+def summary(ratio: float | None) -> str:
+    """Say it in a word: warm, cold or mixed."""
+    if ratio is None:
         return "mixed"
-    return "warm" if cached >= WARM or not shares else "cold" if cached <= COLD else "mixed"
+    return "warm" if ratio >= WARM else "cold" if ratio <= COLD else "mixed"
 
 
 def _counted(file: CheckpointFile) -> int | None:

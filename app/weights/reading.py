@@ -16,6 +16,7 @@ from app.errors import CheckpointError
 from app.lanes import run_in_parallel
 from app.progress import Progress
 from app.weights import ResidentWeights, direct, page_cache, samples
+from app.weights.disk import DiskWatch, disk_speed
 from app.weights.layout import Block, Layout, Mode
 from app.weights.memory import (
     POPULATE_READ,
@@ -49,22 +50,32 @@ CALL = 8 << 20
 
 
 def read_resident(
-    checkpoint: Checkpoint, layout: Layout, progress: Progress, staging_bytes: int, digests: Mapping[str, str]
+    checkpoint: Checkpoint,
+    layout: Layout,
+    progress: Progress,
+    staging_bytes: int,
+    digests: Mapping[str, str],
+    cached: Sequence[float | None] | None = None,
 ) -> ResidentWeights:
     """Bring every tensor into memory and say what was read; raises CheckpointError naming file and byte.
 
     `staging_bytes` bounds the scratch memory of all threads together. `digests`: sha256 by file name; what is named
-    there is verified on the way, one file a thread, because a sha256 has an order.
+    there is verified on the way, one file a thread, because a sha256 has an order. `cached`: which share of each file
+    the page cache held before anything of it was brought in; by default it is looked up here.
     """
     began = time.monotonic()
-    cached = page_cache.cached_shares(checkpoint)
+    cached = page_cache.cached_shares(checkpoint) if cached is None else cached
+    ratio = page_cache.cached_ratio(checkpoint, cached)
+    file_cache = page_cache.summary(ratio)
     memory = Memory.reserve(checkpoint, layout)
     reader = _Reader(checkpoint, memory, progress, staging_bytes, bool(digests))
     if layout.mode == "read" and not digests:
         reader.pass_cache(number for number, share in enumerate(cached) if share is not None and share < 0.5)
     progress.expect(layout.read_bytes, "bytes")
     parts = segments(layout, reader.scratch_bytes)
-    run_in_parallel(list(_work(checkpoint, reader, parts, digests)), reader.threads, "read")
+    with DiskWatch(lambda: progress.done) as watch:
+        work = [watch.watched(one) for one in _work(checkpoint, reader, parts, digests)]
+        run_in_parallel(work, reader.threads, "read")
     if changed := next((text for file in checkpoint.files if (text := file.changed())), None):
         raise CheckpointError(f"{changed}; {PUBLISH}")
     if memory.slab is not None:
@@ -78,7 +89,9 @@ def read_resident(
         verified=dict(digests),
         bytes_read=layout.read_bytes,
         seconds=time.monotonic() - began,
-        file_cache=page_cache.summary(checkpoint, cached),
+        file_cache=file_cache,
+        cached_ratio=ratio,
+        disk=disk_speed(watch.samples, warm=file_cache == "warm"),
         direct_bytes=reader.direct_bytes,
         staging_bytes=reader.staging_bytes,
         resident_bytes=resident_bytes(memory.maps.values()),

@@ -13,7 +13,7 @@ from app.progress import Progress
 from app.weights import ResidentWeights, direct
 from app.weights.layout import Block, plan_layout
 from app.weights.memory import SelfClosing, address_of
-from app.weights.page_cache import cached_shares, summary
+from app.weights.page_cache import cached_ratio, cached_shares, summary
 from app.weights.reading import read_resident
 from tests.unit.written import filled, written
 
@@ -25,7 +25,7 @@ SHARDS = tuple({f"{salt}.{n}": filled("U8", size, salt=salt + n) for n, size in 
 def checkpoint(tmp_path: Path) -> Checkpoint:
     made = written(tmp_path / "model", *SHARDS)
     forget(made)
-    if summary(made, cached_shares(made)) != "cold":
+    if summary(cached_ratio(made, cached_shares(made))) != "cold":
         pytest.fail(f"the page cache cannot be dropped on the file system of {tmp_path}")
     return made
 
@@ -58,7 +58,7 @@ def test_a_cold_file_is_read_past_the_cache_and_every_byte_is_right(checkpoint: 
 
     assert resident.direct_bytes == resident.bytes_read == sum(SIZES) * 2
     assert not wrong(resident)
-    assert summary(checkpoint, cached_shares(checkpoint)) == "cold"
+    assert summary(cached_ratio(checkpoint, cached_shares(checkpoint))) == "cold"
     assert 0 < resident.staging_bytes <= staging
     assert progress.ratio == 1
 

@@ -19,6 +19,7 @@ from app.dtypes import size_bytes
 from app.errors import CheckpointError
 from app.progress import Progress, Stopped
 from app.weights import ResidentWeights, reading, segments
+from app.weights.disk import DiskSpeed
 from app.weights.layout import Mode, plan_layout
 from app.weights.memory import POPULATE_WRITE, Memory
 from app.weights.reading import planned_staging, read_resident
@@ -608,7 +609,19 @@ def test_pages_of_the_slab_are_faulted_in_before_they_are_filled(
 
 
 def test_files_that_were_just_written_are_found_in_the_file_cache(checkpoint: Checkpoint) -> None:
-    assert read(checkpoint, "map").file_cache == "warm"
+    resident = read(checkpoint, "map")
+
+    assert (resident.file_cache, resident.cached_ratio) == ("warm", 1.0)
+    assert resident.disk == DiskSpeed(why="the files were in the page cache already")
+
+
+def test_what_was_cached_before_somebody_else_looked_into_the_files_counts(checkpoint: Checkpoint) -> None:
+    layout = plan_layout(checkpoint, "map", "", None)
+    resident = read_resident(checkpoint, layout, Progress(), STAGING, {}, [0.0] * len(checkpoint.files))
+
+    assert (resident.file_cache, resident.cached_ratio) == ("cold", 0.0)
+    assert (resident.disk.bytes_per_s, resident.disk.ratio) == (None, None)
+    assert resident.disk.why
 
 
 def test_both_ways_of_reading_give_the_same_fingerprint(checkpoint: Checkpoint) -> None:
