@@ -8,10 +8,11 @@ from typing import Any
 from app import ledger
 from app.artifacts import Compiled, Layer, Missed, Restored, Uncompiled
 from app.checkpoints import Checkpoint
+from app.critical import critical_path, deciding
 from app.devices import AcquiredDevice
 from app.ledger import Row
 from app.readiness import Drain, Readiness
-from app.report import BucketReport, critical_path
+from app.report import BucketReport
 from app.settings import Settings
 from app.stages.bind_engine import BoundEngine
 from app.stages.preflight import Preflight
@@ -60,6 +61,7 @@ def document(facts: Facts) -> dict[str, Any]:
         "elapsed_s": round(facts.clock(), 4),
         "time_to_ready_s": startup.finished_s,
         "critical_path": list(critical_path(stages)),
+        "critical": [asdict(one) for one in deciding(stages)],
         "file_cache": _file_cache(values.get(ResidentWeights)),
         "compile_cache": _compile_cache(code),
         "stages": [_stage(view) for view in stages],
@@ -68,6 +70,7 @@ def document(facts: Facts) -> dict[str, Any]:
         "artifacts": _artifacts(values),
         "buckets": [{**asdict(row), "first_request_s": facts.first_requests().get(row.name)} for row in buckets(facts)],
         "coverage": values[BoundEngine].forward.coverage.rows() if BoundEngine in values else [],
+        "budgets": _budgets(facts, values.get(ResidentWeights)),
         "uncovered_policy": facts.settings.uncovered,
         "late_compiles": facts.late_compiles(),
         "device": _device(values.get(AcquiredDevice)),
@@ -140,16 +143,39 @@ def _weights(
         "bytes": checkpoint.tensor_bytes if checkpoint else 0,
         "bytes_read": read.done,
         "bytes_per_s": speed,
+        "cached_ratio": _rounded(resident.cached_ratio) if resident else None,
+        "disk_bytes_per_s": resident.disk.bytes_per_s if resident else None,
+        "disk_ratio": resident.disk.ratio if resident else None,
         "mode": layout.mode if layout else "",
         "why": layout.why if layout else "",
         "fingerprint": f"sha256:{resident.fingerprint}" if resident else "",
         "verified": dict(resident.verified) if resident else {},
         "warnings": list(resident.warnings) if resident else [],
-        "notes": list(checkpoint.notes) if checkpoint else [],
+        "notes": [*(checkpoint.notes if checkpoint else ()), *_disk_notes(resident)],
         "waived": dict(plan.waived) if plan else {},
         "cast": [{"name": name, "from": a, "to": b} for name, (a, b) in plan.cast.items()] if plan else [],
         "rebuilt_buffers": list(plan.rebuilt) if plan else [],
         "ties": [list(names) for names in loaded.table.ties] if loaded else [],
+    }
+
+
+def _disk_notes(resident: ResidentWeights | None) -> list[str]:
+    return [f"the disk's limit is not known: {resident.disk.why}"] if resident and resident.disk.why else []
+
+
+def _rounded(ratio: float | None) -> float | None:
+    return None if ratio is None else round(ratio, 4)
+
+
+def _budgets(facts: Facts, resident: ResidentWeights | None) -> dict[str, Any]:
+    """Say what was planned and what of it is used, so far or in the end; None as long as nothing has begun."""
+    view, settings = facts.startup.view("warm-buckets"), facts.settings
+    end = facts.clock() if view.end_s is None else view.end_s
+    used = None if view.start_s is None else round(end - view.start_s, 4)
+    staging = resident.staging_bytes if resident else None
+    return {
+        "warmup": {"planned_s": settings.warmup.budget_s, "used_s": used},
+        "staging": {"planned_bytes": settings.memory.staging_bytes, "used_bytes": staging},
     }
 
 
