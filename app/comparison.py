@@ -12,6 +12,11 @@ NOISE_S = 0.05
 NOISE = 0.01
 STEADY_CHANGE = 0.1
 BETWEEN = "between stages"
+# What is shorter is shown as 0.00 s.
+SHOWN_S = 0.005
+
+# A name, and seconds in the first and in the second start.
+Pair = tuple[str, float | None, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,28 +165,28 @@ def _steady(one: StartReport, two: StartReport, known: Sequence[Fact]) -> Iterat
 
 def _stage_table(one: StartReport, two: StartReport) -> list[str]:
     mine, theirs = ({stage.name: stage.seconds for stage in report.stages} for report in (one, two))
-    names = dict.fromkeys([*mine, *theirs])
-    return [
-        f"{'':<17} {'first':>9} {'second':>9} {'ratio':>7}",
-        _pair("ready", one.time_to_ready_s, two.time_to_ready_s, _seconds),
-        *(_pair(name, mine.get(name), theirs.get(name), _seconds) for name in names),
+    rows = [
+        ("ready", one.time_to_ready_s, two.time_to_ready_s),
+        *((name, mine.get(name), theirs.get(name)) for name in dict.fromkeys([*mine, *theirs])),
     ]
+    return _table(rows, _seconds, SHOWN_S)
 
 
 def _bucket_table(one: StartReport, two: StartReport) -> list[str]:
     mine, theirs = ({bucket.name: bucket.steady_s for bucket in report.buckets} for report in (one, two))
     names = dict.fromkeys([*mine, *theirs])
-    if not names:
-        return []
-    width = max(17, *(len(name) for name in names))
-    head = f"{'':<{width}} {'first':>9} {'second':>9} {'ratio':>7}"
-    return [head, *(_pair(f"{name:<{width}}", mine.get(name), theirs.get(name), milliseconds) for name in names)]
+    return _table([(name, mine.get(name), theirs.get(name)) for name in names], milliseconds, 0.0) if names else []
+
+
+def _table(rows: Sequence[Pair], text: Callable[[float | None], str], least: float) -> list[str]:
+    """Return named pairs of seconds with their ratio, except where the first is below `least`: shown as nothing."""
+    width = max(17, *(len(name) for name, _, _ in rows))
+    lines = [f"{'':<{width}} {'first':>9} {'second':>9} {'ratio':>7}"]
+    for name, one, two in rows:
+        ratio = f"{two / one:6.2f}x" if one and two and one >= least else f"{'-':>7}"
+        lines.append(f"{name:<{width}} {text(one)} {text(two)} {ratio}")
+    return lines
 
 
 def _seconds(seconds: float | None) -> str:
     return f"{'-':>9}" if seconds is None else f"{seconds:7.2f} s"
-
-
-def _pair(name: str, one: float | None, two: float | None, text: Callable[[float | None], str]) -> str:
-    ratio = f"{two / one:6.2f}x" if one and two else f"{'-':>7}"
-    return f"{name:<17} {text(one)} {text(two)} {ratio}"

@@ -81,6 +81,12 @@ def test_a_cold_start_refuses_nothing_after_bind_says_what_is_missing_and_then_a
     assert report["weights"]["waived"] == {"unexpected": ["embeddings.position_ids"]}
     assert [(b["state"], b["proof"]) for b in report["buckets"]] == [("warm", "reference")] * 4
     assert "build-artifact" in report["critical_path"]
+    gains = {row["stage"]: row["at_most_sooner_s"] for row in report["critical"]}
+    assert list(gains) == report["critical_path"]
+    assert 0 < gains["build-artifact"] < report["time_to_ready_s"]
+    assert report["weights"]["cached_ratio"] is not None
+    warmup = report["budgets"]["warmup"]
+    assert 0 < warmup["used_s"] < warmup["planned_s"] == 300
 
     for number, (rows, length) in enumerate(SHAPES):
         generator = torch.Generator().manual_seed(number)
@@ -174,8 +180,12 @@ def test_the_report_file_renders_and_compares(minilm_config: JSON) -> None:
     assert shown.returncode == 0
     assert "minilm 1: ready after" in shown.stdout
     assert "* warm-buckets" in shown.stdout
+    assert "ready would have come sooner by" in shown.stdout
+    assert "was in the file cache before" in shown.stdout
+    assert "budgets: warm-up used" in shown.stdout
     compared = command("report", file, file)
     assert any(line.startswith("ready") and line.endswith("1.00x") for line in compared.stdout.splitlines())
+    assert compared.stdout.startswith("preparation (time to ready)\nready at the same time")
 
 
 def test_the_pasted_curl_line_answers(start: Start, minilm_config: JSON) -> None:

@@ -245,5 +245,16 @@ def test_a_bucket_that_became_faster_is_named_too() -> None:
     ]
 
 
+def test_a_stage_that_took_nothing_has_no_multiple_and_long_names_have_room() -> None:
+    names = "compute-everything-twice"
+    one = document(stages=[stage("build-artifact", 2.0, 2.0002), stage(names, 0.0, 1.0)])
+    two = document(stages=[stage("build-artifact", 2.0, 55.0), stage(names, 0.0, 2.0)])
+
+    assert told(one, two)["stages"][2:] == [
+        "build-artifact              0.00 s   53.00 s       -",
+        "compute-everything-twice    1.00 s    2.00 s   2.00x",
+    ]
+
+
 def test_reports_without_buckets_have_no_table_of_them() -> None:
     assert told(document(buckets=[]), document(buckets=[]))["buckets"] == []
