@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
-from app.errors import ArtifactError, SettingsError, WarmgateError
+from app.errors import ArtifactError, WarmgateError
 
 cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
@@ -176,23 +176,13 @@ def report(
     """Show a start report as text, or compare two."""
     from app import report as reports
 
-    documents = [_read_report(one) for one in (file, file2) if one is not None]
+    documents = [reports.read(one) for one in (file, file2) if one is not None]
     if as_json:
         print(json.dumps(documents[0] if len(documents) == 1 else documents))
     elif len(documents) == 1:
         print(reports.render(documents[0]))
     else:
         print(reports.compare(*documents))
-
-
-def _read_report(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"{file} cannot be read as a start report: {error}") from error
-    if not isinstance(found, dict) or "stages" not in found:
-        raise SettingsError(f"{file} is no start report: it has no stages; `curl …/status` or report.file writes one")
-    return found
 
 
 def _teller(as_json: bool) -> Callable[[Any], None]:

@@ -29,6 +29,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
         "app.samples",
         "app.servable",
         "app.settings",
+        "app.validation",
     ),
     (
         "app.graph",
