@@ -1,4 +1,4 @@
-"""The commands: serve, build, check, inspect, report, keygen, sign, verify."""
+"""The commands: serve, build, check, inspect, report, plan, keygen, sign, verify."""
 
 import gc
 import os
@@ -183,6 +183,19 @@ def report(
         print(reports.render(documents[0]))
     else:
         print(reports.compare(*documents))
+
+
+@cli.command()
+def plan(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="A plan file, or start reports: a miss, a hit.")],
+    as_json: AsJson = False,
+) -> None:
+    """Say when a server is ready and how long first requests take, for each choice of buckets to warm."""
+    from app import plan as planner
+    from app import plan_file, plan_text
+
+    found = plan_file.read(files)
+    print(json.dumps(planner.document(found)) if as_json else plan_text.render(found))
 
 
 def _teller(as_json: bool) -> Callable[[Any], None]:
