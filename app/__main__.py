@@ -1,4 +1,4 @@
-"""The commands: serve, build, check, inspect, report, keygen, sign, verify."""
+"""The commands: serve, build, check, inspect, report, plan, keygen, sign, verify."""
 
 import gc
 import os
@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import typer
 
-from app.errors import ArtifactError, SettingsError, WarmgateError
+from app.errors import ArtifactError, WarmgateError
 
 cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 
@@ -176,7 +176,7 @@ def report(
     """Show a start report as text, or compare two."""
     from app import report as reports
 
-    documents = [_read_report(one) for one in (file, file2) if one is not None]
+    documents = [reports.read(one) for one in (file, file2) if one is not None]
     if as_json:
         print(json.dumps(documents[0] if len(documents) == 1 else documents))
     elif len(documents) == 1:
@@ -185,14 +185,17 @@ def report(
         print(reports.compare(*documents))
 
 
-def _read_report(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"{file} cannot be read as a start report: {error}") from error
-    if not isinstance(found, dict) or "stages" not in found:
-        raise SettingsError(f"{file} is no start report: it has no stages; `curl …/status` or report.file writes one")
-    return found
+@cli.command()
+def plan(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="A plan file, or start reports: a miss, a hit.")],
+    as_json: AsJson = False,
+) -> None:
+    """Say when a server is ready and how long first requests take, for each choice of buckets to warm."""
+    from app import plan as planner
+    from app import plan_file, plan_text
+
+    found = plan_file.read(files)
+    print(json.dumps(planner.document(found)) if as_json else plan_text.render(found))
 
 
 def _teller(as_json: bool) -> Callable[[Any], None]:

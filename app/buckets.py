@@ -2,12 +2,14 @@
 
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
 Sizes = Mapping[str, int]
+SIZE = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<size>[1-9]\d{0,17})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,17 @@ class Bucket:
     def volume(self) -> int:
         """Product of the sizes: the cost order of buckets."""
         return math.prod(size for _, size in self.sizes)
+
+    @classmethod
+    def named(cls, name: str) -> "Bucket":
+        """Return the bucket of a public name; raises ValueError where the text is none."""
+        if name == "fixed":
+            return cls(())
+        found = [SIZE.fullmatch(part) for part in name.split(",")]
+        sizes = tuple((one["name"], int(one["size"])) for one in found if one)
+        if len({dimension for dimension, _ in sizes}) < len(found):
+            raise ValueError(f"{name!r} is no name of a bucket, like batch=1,sequence=32")
+        return cls(sizes)
 
     def holds(self, sizes: Sizes) -> bool:
         """Every size fits into this bucket."""

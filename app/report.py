@@ -1,9 +1,12 @@
 """The start report as a document: critical path, text for people, comparison of two starts."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from app.errors import SettingsError
 from app.startup import StageView
 
 Report = Mapping[str, Any]
@@ -27,6 +30,17 @@ class BucketReport:
     max_error: float | None = None
     graph: str = "none"
     why: str = ""
+
+
+def read(file: Path) -> dict[str, Any]:
+    """Return the start report that a file holds; raises SettingsError where it holds none."""
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise SettingsError(f"{file} cannot be read as a start report: {error}") from error
+    if not isinstance(found, dict) or "stages" not in found:
+        raise SettingsError(f"{file} is no start report: it has no stages; `curl …/status` or report.file writes one")
+    return found
 
 
 def critical_path(stages: Sequence[StageView]) -> tuple[str, ...]:
@@ -60,7 +74,7 @@ def render(report: Report) -> str:
         f"(file cache {report['file_cache']}, compile cache {report['compile_cache']})",
         "",
     ]
-    lines += [_bar(stage, end, stage["name"] in critical) for stage in report["stages"]]
+    lines += [bar(stage, end, stage["name"] in critical) for stage in report["stages"]]
     lines += ["", "* on the critical path"]
     lines += _bucket_lines(report["buckets"])
     if report["error"]:
@@ -68,7 +82,8 @@ def render(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _bar(stage: Mapping[str, Any], end: float, critical: bool, width: int = 40) -> str:
+def bar(stage: Mapping[str, Any], end: float, critical: bool, width: int = 40) -> str:
+    """Return one stage as a line: name, bar on an axis of `end` seconds, how long it took, state."""
     start, stop = stage["start_s"], stage["end_s"]
     name = f"{'*' if critical else ' '} {stage['name']:<17}"
     if start is None:
@@ -76,9 +91,9 @@ def _bar(stage: Mapping[str, Any], end: float, critical: bool, width: int = 40) 
     stop = end if stop is None else stop
     left = min(width - 1, int(start / end * width)) if end else 0
     long = max(1, round((stop - start) / end * width)) if end else 1
-    bar = (" " * left + "█" * long)[:width]
+    drawn = (" " * left + "█" * long)[:width]
     detail = f", {stage['detail']}" if stage["detail"] else ""
-    return f"{name} {bar:<{width}} {stop - start:6.2f} s {stage['state']}{detail}"
+    return f"{name} {drawn:<{width}} {stop - start:6.2f} s {stage['state']}{detail}"
 
 
 def _bucket_lines(buckets: Sequence[Mapping[str, Any]]) -> list[str]:
