@@ -13,8 +13,6 @@ from app.settings import Settings
 # Names of the contract whose behaviour is not in this version: refused rather than silently ignored.
 NOT_YET: Mapping[str, tuple[Any, ...]] = {
     "model.codec": (None,),
-    "warmup.samples": (None,),
-    "warmup.budget_bytes": (None,),
     "uncovered": ("pad", "reject"),
     "device.kind": ("auto", "cpu"),
     "device.index": (0,),

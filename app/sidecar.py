@@ -205,7 +205,7 @@ class Sidecar:
         self.late.arm()
 
     def _executor(self, proven: ProvenModel, metrics: RequestMetrics) -> Executor:
-        return Executor(proven.forward, self.device_lane, self.settings.serving, metrics, self.clock)
+        return Executor(proven.forward, self.device_lane, self.settings.serving, metrics, self.clock, self.late.note)
 
     def _rehearsal(self, loop: asyncio.AbstractEventLoop) -> Rehearsal:
         """Return a way to send requests to the application that clients cannot reach yet; they are not counted."""

@@ -36,7 +36,7 @@ def rehearse_requests(
 
     The engine is warm already; here the routing, the decoding and the encoding run for the first time.
     """
-    smallest = proven.forward.coverage.buckets[0]
+    smallest = min(proven.forward.coverage.buckets, key=lambda bucket: bucket.volume)
     progress.expect(TIMES, "requests")
     for _ in range(TIMES):
         status = rehearsal.send(proven, warm.inputs[smallest.name])

@@ -27,10 +27,13 @@ RANKS: tuple[tuple[str, ...], ...] = (
         "app.identity",
         "app.keys",
         "app.samples",
+        "app.sampling",
         "app.servable",
         "app.settings",
     ),
     (
+        "app.budget",
+        "app.footprint",
         "app.graph",
         "app.lanes",
         "app.ledger",
@@ -43,6 +46,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
         "app.runtime",
         "app.sentinel",
         "app.startup",
+        "app.traces",
     ),
     (
         "app.artifacts",
