@@ -13,7 +13,6 @@ from app.settings import Settings
 # Names of the contract whose behaviour is not in this version: refused rather than silently ignored.
 NOT_YET: Mapping[str, tuple[Any, ...]] = {
     "model.codec": (None,),
-    "uncovered": ("pad", "reject"),
     "device.kind": ("auto", "cpu"),
     "device.index": (0,),
     "serving.max_batch_delay_ms": (2, 0),

@@ -108,4 +108,4 @@ def _only(forward: Forward, warm: Container[str]) -> Forward:
     if not kept:
         raise WarmupError("no bucket could be warmed, so ready would promise nothing; see the buckets in the report")
     coverage = Coverage(old.dimensions, kept, old.dynamic, old.policy)
-    return Forward(forward.engine, coverage, forward.inputs, forward.outputs)
+    return forward.promising(coverage)

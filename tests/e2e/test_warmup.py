@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 
 from app import configure
 from app.commands import run_part
@@ -17,6 +18,7 @@ from app.stages.warm_buckets import WarmEngine
 from app.weights import LoadedModel
 from tests.e2e import models
 from tests.e2e.conftest import JSON, Start, configuration, save
+from tests.e2e.harness import outputs
 
 TRACES = ("torch's random state", "numpy's random state", "python's random state", "the default dtype")
 
@@ -107,6 +109,33 @@ def test_a_bucket_that_needs_more_memory_than_the_budget_is_not_promised(tmp_pat
     small, large = warm(tmp_path, given)[WarmEngine].rows
     assert (small.state, large.state) == ("warm", "skipped")
     assert "warmup.budget_bytes = 33554432; raise it" in large.why
+
+
+def test_the_module_itself_serves_what_no_bucket_covers_where_the_policy_says_so(
+    start: Start, tiny_config: JSON
+) -> None:
+    tiny_config["uncovered"] = "eager"
+    server = start(tiny_config)
+    server.wait()
+    report = server.status()
+    assert (report["artifacts"]["engine"], report["artifacts"]["outcome"]) == ("aot", "restored")
+    assert {row["shapes"]: (row["served"], row["by"]) for row in report["coverage"]} == {
+        "batch=2": ("exact", "batch=2"),
+        "batch=8": ("exact", "batch=8"),
+        "within batch=8": ("dynamic", "the smallest that holds it"),
+        "beyond, within batch=16": ("uncovered", "policy eager"),
+    }
+    module = models.Tiny()
+    module.load_state_dict(load_file(tiny_config["model"]["checkpoint"]))
+    for rows, uncovered in ((8, 0), (5, 0), (12, 1), (16, 2)):
+        x = torch.linspace(-1, 1, rows * 16).reshape(rows, 16)
+        status, body = server.infer("tiny", {"x": x.numpy()})
+        assert status == 200
+        assert np.array_equal(outputs(body), module(x).detach().numpy()) or rows <= 8
+        assert np.abs(outputs(body) - module(x).detach().numpy()).max() < 1e-6
+        metrics = server.get("/metrics")[1].decode()
+        assert f'warmgate_uncovered_requests_total{{policy="eager"}} {uncovered}.0' in metrics
+    assert server.status()["late_compiles"] == 0
 
 
 def test_listed_buckets_are_warmed_in_the_order_of_the_list(tmp_path: Path) -> None:
