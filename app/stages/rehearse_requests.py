@@ -34,7 +34,7 @@ def rehearse_requests(
 ) -> ReadyModel | Skipped[ReadyModel]:
     """Give the model that may be served; raises WarmupError when the application does not answer with it.
 
-    The engine is warm already; here the routing, the decoding and the encoding run for the first time.
+    The engine is warm already; here the socket, the routing, the decoding and the encoding run for the first time.
     """
     smallest = min(proven.forward.coverage.buckets, key=lambda bucket: bucket.volume)
     progress.expect(TIMES, "requests")

@@ -143,6 +143,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
         "app.http.oip",
         "app.http.oip_json",
         "app.http.probes",
+        "app.http.rehearsal",
         "app.http.status",
         "app.headers",
         "app.inspection",
