@@ -215,6 +215,8 @@ class Sidecar:
             if self.send is None:
                 raise WarmupError("there is no application to rehearse with")
             body = request_body(self.settings.input_specs, arrays)
+            if len(body) > self.settings.serving.max_body_bytes:
+                return 413  # the server would close the connection while the body is still being sent
             try:
                 return self.send(self._executor(proven, uncounted), body)
             except WarmupError:
