@@ -415,6 +415,19 @@ MISTAKES: list[tuple[str, Any, str]] = [
         [{"batch": 1, "sequence": 16}, {"batch": 1, "sequence": 65}],
         "warmup.buckets.1.sequence = 65: allowed are 2 to 64",
     ),
+    (
+        "dimensions",
+        {
+            "batch": {"min": 1, "max": 64, "buckets": list(range(1, 34))},
+            "sequence": {"min": 2, "max": 64, "buckets": list(range(2, 34))},
+        },
+        "warmup.buckets = 'all': makes 1056 buckets; allowed are 1024, list those that matter",
+    ),
+    (
+        "warmup.buckets",
+        [{"batch": 1, "sequence": 16}] * 1025,
+        "warmup.buckets lists 1025 buckets; allowed are 1024",
+    ),
     ("model.codec", "a:B", "model.codec = 'a:B': this version offers null"),
     (
         "compile.require_signature",
