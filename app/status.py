@@ -16,6 +16,7 @@ from app.settings import Settings
 from app.stages.bind_engine import BoundEngine
 from app.stages.preflight import Preflight
 from app.stages.prove_answers import ProvenModel
+from app.stages.warm_buckets import WarmEngine
 from app.startup import StageView, Startup
 from app.weights import LoadedModel, ResidentWeights
 from app.weights.plan import rebuilt_bytes
@@ -68,6 +69,7 @@ def document(facts: Facts) -> dict[str, Any]:
         "artifacts": _artifacts(values),
         "buckets": [{**asdict(row), "first_request_s": facts.first_requests().get(row.name)} for row in buckets(facts)],
         "coverage": values[BoundEngine].forward.coverage.rows() if BoundEngine in values else [],
+        "restored_state": list(values[WarmEngine].restored) if WarmEngine in values else [],
         "uncovered_policy": facts.settings.uncovered,
         "late_compiles": facts.late_compiles(),
         "device": _device(values.get(AcquiredDevice)),
