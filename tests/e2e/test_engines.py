@@ -96,8 +96,13 @@ def compiles_late(server: Server) -> None:
     ("model", "engine", "reason"),
     [
         (models.Gathering, "aot", ""),
-        (models.Breaking, "jit", "the aot engine could not be built: .*numpy"),
-        (models.Foreign, "jit", r"the aot engine could not be built: .*custom operators \(warmgate_tests::doubled"),
+        pytest.param(models.Breaking, "jit", "the aot engine could not be built: .*numpy", marks=pytest.mark.slow),
+        pytest.param(
+            models.Foreign,
+            "jit",
+            r"the aot engine could not be built: .*custom operators \(warmgate_tests::doubled",
+            marks=pytest.mark.slow,
+        ),
         (models.Stateful, "eager", "aot .* keep state beside their tensors .*; the jit .* keep state beside"),
     ],
 )
@@ -121,6 +126,7 @@ def test_each_model_lands_on_the_best_engine_that_can_run_it_and_is_told_why_not
     assert np.abs(outputs(body) - answers(module, spread(5, 16))).max() < 1e-6
 
 
+@pytest.mark.slow
 def test_a_restored_cache_that_lacks_an_object_is_no_restored_one(start: Start, tmp_path: Path) -> None:
     torch.manual_seed(1)
     save(models.Tiny(), tmp_path / "model.safetensors")
