@@ -113,13 +113,12 @@ class Row:
 def given_start(cache: str, weights_s: float, code_s: float, overlap: bool, buckets: Sequence[BucketTimes]) -> Start:
     """Return a start of given times.
 
-    With overlap the code is built or restored beside the reading, as the start-up graph does both: find-artifact,
-    which verifies what it restores, needs no weights either.
+    With overlap the code is built beside the reading; what is restored comes after it, on one disk and one device.
     """
     code = "build" if cache == "miss" else "restore"
     stages = (
         StageTimes("weights", (), weights_s),
-        StageTimes(code, () if overlap else ("weights",), code_s),
+        StageTimes(code, () if overlap and cache == "miss" else ("weights",), code_s),
         StageTimes(WARM, ("weights", code), 0.0),
     )
     return Start(cache, stages, tuple(buckets))

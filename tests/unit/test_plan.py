@@ -93,9 +93,9 @@ def test_the_known_answers(file: Path, cache: str, warmed: str, ready_s: float) 
 
 @pytest.mark.parametrize(
     ("weights_s", "build_s", "restore_s", "miss_s", "hit_s"),
-    [(6, 8, 0.5, 8.6, 6.6), (9, 8, 0.5, 9.6, 9.6), (1, 8, 3, 8.6, 3.6), (0, 0, 0, 0.6, 0.6)],
+    [(6, 8, 0.5, 8.6, 7.1), (9, 8, 0.5, 9.6, 10.1), (1, 8, 3, 8.6, 4.6), (0, 0, 0, 0.6, 0.6)],
 )
-def test_with_overlap_the_longer_of_weights_and_code_counts(
+def test_with_overlap_the_longer_of_reading_and_building_counts_and_what_is_restored_comes_after(
     file: Path, weights_s: float, build_s: float, restore_s: float, miss_s: float, hit_s: float
 ) -> None:
     times = {"weights_s": weights_s, "build_s": build_s, "restore_s": restore_s, "overlap": True}
@@ -635,14 +635,14 @@ def test_the_answer_as_text(file: Path) -> None:
         "miss    a + c    8.40 s    0.183 s   0.450 s   yes",
         "miss    b + c    8.40 s    0.183 s   0.450 s   yes",
         "miss    all 3    8.60 s    0.050 s   0.050 s   yes",
-        "hit     none     6.00 s    0.450 s   0.450 s   no: for comparison: ready needs a warmed bucket",
-        "hit     a        6.20 s    0.317 s   0.450 s   yes",
-        "hit     b        6.20 s    0.317 s   0.450 s   yes",
-        "hit     c        6.20 s    0.317 s   0.450 s   yes",
-        "hit     a + b    6.40 s    0.183 s   0.450 s   yes",
-        "hit     a + c    6.40 s    0.183 s   0.450 s   yes",
-        "hit     b + c    6.40 s    0.183 s   0.450 s   yes",
-        "hit     all 3    6.60 s    0.050 s   0.050 s   yes",
+        "hit     none     6.50 s    0.450 s   0.450 s   no: for comparison: ready needs a warmed bucket",
+        "hit     a        6.70 s    0.317 s   0.450 s   yes",
+        "hit     b        6.70 s    0.317 s   0.450 s   yes",
+        "hit     c        6.70 s    0.317 s   0.450 s   yes",
+        "hit     a + b    6.90 s    0.183 s   0.450 s   yes",
+        "hit     a + c    6.90 s    0.183 s   0.450 s   yes",
+        "hit     b + c    6.90 s    0.183 s   0.450 s   yes",
+        "hit     all 3    7.10 s    0.050 s   0.050 s   yes",
         "",
         "expected, worst: the first request, over all buckets by their shares, and of the slowest bucket; of buckets",
         "that are not warmed the answers are not proven either",
@@ -652,10 +652,10 @@ def test_the_answer_as_text(file: Path) -> None:
         f"  build             {'█' * 37}{' ' * 3}   8.00 s",
         f"  warm-buckets      {' ' * 37}{'█' * 3}   0.60 s",
         "",
-        "hit, all buckets warmed: ready after 6.60 s",
+        "hit, all buckets warmed: ready after 7.10 s",
         f"  weights           {'█' * 28}{' ' * 12}   6.00 s",
-        f"  restore           {'█' * 2}{' ' * 38}   0.50 s",
-        f"  warm-buckets      {' ' * 27}{'█' * 3}{' ' * 10}   0.60 s",
+        f"  restore           {' ' * 27}{'█' * 2}{' ' * 11}   0.50 s",
+        f"  warm-buckets      {' ' * 30}{'█' * 3}{' ' * 7}   0.60 s",
     ]
 
 
