@@ -1,4 +1,4 @@
-"""The commands: serve, build, check, inspect, report, keygen, sign, verify."""
+"""The commands: serve, build, check, inspect, report, plan, keygen, sign, verify."""
 
 import gc
 import os
@@ -178,12 +178,26 @@ def report(
     from app.comparison import compare
     from app.report_text import render
 
-    read = [report_file.read(one) for one in (file, file2) if one is not None]
-    reports, documents = [one for one, _ in read], [document for _, document in read]
+    files = [one for one in (file, file2) if one is not None]
+    documents = [report_file.document(one) for one in files]
+    reports = [report_file.parse(found, str(one)) for found, one in zip(documents, files, strict=True)]
     if as_json:
         print(json.dumps(documents[0] if len(documents) == 1 else documents))
     else:
         print(render(reports[0]) if len(reports) == 1 else compare(*reports))
+
+
+@cli.command()
+def plan(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="A plan file, or start reports: a miss, a hit.")],
+    as_json: AsJson = False,
+) -> None:
+    """Say when a server is ready and how long first requests take, for each choice of buckets to warm."""
+    from app import plan as planner
+    from app import plan_file, plan_text
+
+    found = plan_file.read(files)
+    print(json.dumps(planner.document(found)) if as_json else plan_text.render(found))
 
 
 def _teller(as_json: bool) -> Callable[[Any], None]:

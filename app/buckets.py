@@ -2,12 +2,14 @@
 
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
 Sizes = Mapping[str, int]
+SIZE = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<size>[1-9]\d{0,17})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,17 @@ class Bucket:
         """Product of the sizes: the cost order of buckets."""
         return math.prod(size for _, size in self.sizes)
 
+    @classmethod
+    def named(cls, name: str) -> "Bucket":
+        """Return the bucket of a public name; raises ValueError where the text is none."""
+        if name == "fixed":
+            return cls(())
+        found = [SIZE.fullmatch(part) for part in name.split(",")]
+        sizes = tuple((one["name"], int(one["size"])) for one in found if one)
+        if len({dimension for dimension, _ in sizes}) < len(found):
+            raise ValueError(f"{name!r} is no name of a bucket, like batch=1,sequence=32")
+        return cls(sizes)
+
     def holds(self, sizes: Sizes) -> bool:
         """Every size fits into this bucket."""
         return all(sizes[name] <= limit for name, limit in self.sizes)
@@ -59,7 +72,7 @@ class Kind(StrEnum):
     EXACT = "exact"  # a bucket of just this shape
     DYNAMIC = "dynamic"  # between buckets, by code that holds for the whole range
     PADDED = "padded"  # padded up to the bucket and sliced back
-    UNCOVERED = "uncovered"  # larger than every bucket: run as it is, outside the warmed range, and counted
+    UNCOVERED = "uncovered"  # run as it is, by dynamic code or the module itself; never warmed, and counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +101,8 @@ class Coverage:
     """Which shapes are promised.
 
     A shape is covered when it fits into a warmed bucket: run as it is by an engine whose code holds for the whole
-    range (`dynamic`), padded to the bucket by one that only knows its buckets. Everything else inside the declared
-    range is uncovered and falls under `policy`.
+    range (`dynamic`), padded to the bucket by one that only knows its buckets (policy `pad`). Everything else inside
+    the declared range is uncovered and falls under `policy`: `eager` runs it by the module itself.
     """
 
     dimensions: tuple[Dimension, ...]
@@ -114,7 +127,7 @@ class Coverage:
         if bucket and self.policy == "pad":
             padding = 1.0 - math.prod(size for _, size in exact) / bucket.volume
             return Route(Kind.PADDED, bucket, bucket.sizes, padding)
-        if self.dynamic and self.policy != "reject":
+        if self.policy == "eager" or (self.dynamic and self.policy == "pad"):
             return Route(Kind.UNCOVERED, None, exact)
         return Refusal(self._uncovered(sizes), impossible=False)
 
@@ -139,19 +152,23 @@ class Coverage:
     def rows(self) -> list[dict[str, str]]:
         """Say for every bucket, the space between and the space beyond, how a shape there is served."""
         rows = [{"shapes": b.name, "served": str(Kind.EXACT), "by": b.name} for b in self.buckets]
-        between = Kind.DYNAMIC if self.dynamic else Kind.PADDED if self.policy == "pad" else "rejected"
+        alone = {"pad": Kind.PADDED, "eager": Kind.UNCOVERED}.get(self.policy, "rejected")
+        between = Kind.DYNAMIC if self.dynamic else alone
         outermost = [b for b in self.buckets if not any(o != b and o.holds(dict(b.sizes)) for o in self.buckets)]
         rows += [
-            {"shapes": f"within {b.name}", "served": str(between), "by": "the smallest that holds it"}
-            for b in outermost
+            {"shapes": f"within {b.name}", "served": str(between), "by": self._between(between)} for b in outermost
         ]
         limits = {d.name: d.max for d in self.dimensions}
         if not any(b.holds(limits) for b in outermost):
-            beyond = Kind.UNCOVERED if self.dynamic and self.policy != "reject" else "rejected"
+            served = self.policy == "eager" or (self.dynamic and self.policy == "pad")
+            beyond = Kind.UNCOVERED if served else "rejected"
             rows.append(
                 {"shapes": f"beyond, within {_text(limits)}", "served": str(beyond), "by": f"policy {self.policy}"}
             )
         return rows
+
+    def _between(self, served: str) -> str:
+        return "the smallest that holds it" if served in {Kind.DYNAMIC, Kind.PADDED} else f"policy {self.policy}"
 
 
 def _text(sizes: Sizes) -> str:

@@ -32,7 +32,7 @@ class Fact:
 
 def facts(one: StartReport, two: StartReport) -> tuple[Fact, ...]:
     """Return how the second start differs from the first, as far as the reports know."""
-    sources = (_model, _code, _files, _weights, _buckets, _machine)
+    sources = (_model, _code, _files, _weights, _buckets, _budgets, _machine)
     return tuple(
         Fact(text, frozenset(explains.split()), longer)
         for source in sources
@@ -106,9 +106,18 @@ def _buckets(one: StartReport, two: StartReport) -> Rows:
     for name in after:
         if name in before and before[name].state != after[name].state:
             yield f"bucket {name} {_state(after[name])} instead of {before[name].state}", explained, 0
-    if one.budgets and two.budgets and one.budgets.warmup.planned_s != two.budgets.warmup.planned_s:
-        budgets = two.budgets.warmup.planned_s, one.budgets.warmup.planned_s
-        yield f"warmup.budget_s {budgets[0]:g} instead of {budgets[1]:g}", "warm-buckets", 0
+
+
+def _budgets(one: StartReport, two: StartReport) -> Rows:
+    if one.budgets is None or two.budgets is None:
+        return
+    old, new = one.budgets.warmup, two.budgets.warmup
+    if old.planned_s != new.planned_s:
+        yield f"warmup.budget_s {new.planned_s:g} instead of {old.planned_s:g}", "warm-buckets", 0
+    if old.planned_bytes != new.planned_bytes:
+        planned = new.planned_bytes, old.planned_bytes
+        limits = ["none" if limit is None else bytes_text(limit) for limit in planned]
+        yield f"warmup.budget_bytes {' instead of '.join(limits)}", "warm-buckets", 0
 
 
 def _machine(one: StartReport, two: StartReport) -> Rows:

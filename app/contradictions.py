@@ -1,6 +1,7 @@
 """What no single field can know: fields that contradict each other, and names whose behaviour is not here yet."""
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,14 +14,15 @@ from app.settings import Settings
 # Names of the contract whose behaviour is not in this version: refused rather than silently ignored.
 NOT_YET: Mapping[str, tuple[Any, ...]] = {
     "model.codec": (None,),
-    "warmup.samples": (None,),
-    "warmup.budget_bytes": (None,),
-    "uncovered": ("pad", "reject"),
     "device.kind": ("auto", "cpu"),
     "device.index": (0,),
     "serving.max_batch_delay_ms": (2, 0),
     "readiness.depends_on": ([],),
 }
+
+# More would take longer to warm than anybody waits; each is a graph of its own to engines that compile by bucket, whose
+# limits are set by this number, and a label of metrics.
+MOST_BUCKETS = 1024
 
 
 def contradictions(settings: Settings) -> list[str]:
@@ -63,6 +65,12 @@ def _undeclared(settings: Settings) -> Iterator[str]:
 
 def _bucket_problems(settings: Settings) -> Iterator[str]:
     if settings.warmup.buckets == "all":
+        count = math.prod(len(set(limits.buckets)) for limits in settings.dimensions.values())
+        if count > MOST_BUCKETS:
+            yield f"warmup.buckets = 'all': makes {count} buckets; allowed are {MOST_BUCKETS}, list those that matter"
+        return
+    if len(settings.warmup.buckets) > MOST_BUCKETS:
+        yield f"warmup.buckets lists {len(settings.warmup.buckets)} buckets; allowed are {MOST_BUCKETS}"
         return
     if not settings.warmup.buckets:
         yield "warmup.buckets = []: at least one bucket must be warmed, else ready would mean nothing"

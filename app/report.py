@@ -8,7 +8,9 @@ class BucketReport:
     """What warm-up and proof measured for one bucket; times in seconds.
 
     `state` is waiting, warm, failed or skipped; `proof` is golden, reference or none; `max_error` is the largest
-    absolute difference from what it was compared with.
+    absolute difference from what it was compared with. `peak_bytes` and `kept_bytes`: host memory beyond what was
+    resident before its first run, the most at any moment and what its last run left. `graphs`: traced for it by this
+    process.
     """
 
     name: str
@@ -21,3 +23,6 @@ class BucketReport:
     max_error: float | None = None
     graph: str = "none"
     why: str = ""
+    peak_bytes: int | None = None
+    kept_bytes: int | None = None
+    graphs: int = 0

@@ -109,10 +109,12 @@ class Served(Part):
 
 
 class WarmupBudget(Part):
-    """Seconds that warm-up may take, and took so far."""
+    """What warm-up may take, and took so far: seconds for all buckets, bytes for each (None planned: no limit)."""
 
     planned_s: Seconds
     used_s: Seconds | None
+    planned_bytes: Count | None = None
+    used_bytes: Count | None = None
 
 
 class StagingBudget(Part):
@@ -170,36 +172,37 @@ class StartReport(Part):
         return next((one for one in self.stages if one.name == name), None)
 
 
-def read(file: Path) -> tuple[StartReport, dict[str, Any]]:
-    """Return the report in a file, and the whole document; raises SettingsError that names everything wrong in it."""
+def document(file: Path) -> dict[str, Any]:
+    """Return what a file holds that looks like a start report; raises SettingsError naming the file and the remedy."""
     try:
         with file.open("rb") as opened:
             text = opened.read(LARGEST + 1)
-    except OSError as error:
-        raise SettingsError(f"{file} cannot be read as a start report: {error.strerror}; {SOURCE}") from error
+        found = json.loads(text) if len(text) <= LARGEST else None
+    except (OSError, ValueError, RecursionError) as error:
+        told = error.strerror if isinstance(error, OSError) else f"it is not JSON ({error})"
+        raise SettingsError(f"{file} cannot be read as a start report: {told}; {SOURCE}") from error
     if len(text) > LARGEST:
         raise SettingsError(f"{file} is no start report: it is larger than {LARGEST} bytes; {SOURCE}")
-    try:
-        document = json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError) as error:
-        raise SettingsError(f"{file} is no start report: it is not JSON ({error}); {SOURCE}") from error
-    return parse(document, str(file)), document
+    if not isinstance(found, dict) or "stages" not in found:
+        raise SettingsError(f"{file} is no start report: it has no stages; {SOURCE}")
+    return found
 
 
-def parse(document: Any, name: str) -> StartReport:
+def read(file: Path) -> StartReport:
+    """Return the report in a file; raises SettingsError that names everything wrong in it."""
+    return parse(document(file), str(file))
+
+
+def parse(found: Any, name: str) -> StartReport:
     """Return a document as a report; raises SettingsError that names each field, its value and what is allowed."""
     try:
         # A path that is no UTF-8 stands in a report as half a surrogate, which only Python takes for text.
-        return StartReport.model_validate_json(json.dumps(document, ensure_ascii=False).encode(errors="replace"))
+        return StartReport.model_validate_json(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
     except ValidationError as error:
         problems = [_describe(row["type"], row["loc"], row["msg"], row["input"]) for row in error.errors()]
         more = len(problems) - MOST_PROBLEMS
         shown = problems if more <= 0 else [*problems[:MOST_PROBLEMS], f"{more} more"]
         raise SettingsError(f"{name} is no start report; {SOURCE}", shown) from None
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no number of JSON")
 
 
 def _describe(kind: str, location: tuple[str | int, ...], message: str, value: object) -> str:

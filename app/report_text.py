@@ -20,7 +20,7 @@ def render(report: StartReport) -> str:
     )
     sections = [
         [head],
-        [_bar(stage, end, stage.name in report.critical_path) for stage in report.stages],
+        [_stage_line(stage, end, stage.name in report.critical_path) for stage in report.stages],
         _gain_lines(report.critical),
         [*_weights_lines(report.weights), *_code_lines(report), *_budget_lines(report.budgets)],
         _bucket_lines(report.buckets),
@@ -30,16 +30,21 @@ def render(report: StartReport) -> str:
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
 
 
-def _bar(stage: Stage, end: float, critical: bool) -> str:
-    name = f"{'*' if critical else ' '} {stage.name:<17}"
+def _stage_line(stage: Stage, end: float, critical: bool) -> str:
+    name = f"{'*' if critical else ' '} {stage.name}"
     if stage.start_s is None:
-        return f"{name} {'':{WIDTH}} {'':8} {stage.state}"
-    stop = max(stage.start_s, end if stage.end_s is None else stage.end_s)
-    left = min(WIDTH - 1, int(_cells(stage.start_s, end)))
-    long = max(1, round(_cells(stop - stage.start_s, end)))
-    bar = (" " * left + "█" * long)[:WIDTH]
+        return f"{name:<19} {'':{WIDTH}} {'':8} {stage.state}"
     detail = f", {stage.detail}" if stage.detail else ""
-    return f"{name} {bar:<{WIDTH}} {stop - stage.start_s:6.2f} s {stage.state}{detail}"
+    return f"{bar(name, stage.start_s, end if stage.end_s is None else stage.end_s, end)} {stage.state}{detail}"
+
+
+def bar(name: str, start_s: float, end_s: float, axis_s: float) -> str:
+    """Return a name, a bar on an axis of so many seconds, and how long it took."""
+    took_s = max(0.0, end_s - start_s)
+    left = min(WIDTH - 1, int(_cells(start_s, axis_s)))
+    long = max(1, round(_cells(took_s, axis_s)))
+    drawn = (" " * left + "█" * long)[:WIDTH]
+    return f"{name:<19} {drawn:<{WIDTH}} {took_s:6.2f} s"
 
 
 def _cells(seconds: float, end: float) -> float:
@@ -86,9 +91,11 @@ def _budget_lines(budgets: Budgets | None) -> list[str]:
         return []
     warmup, staging = budgets.warmup, budgets.staging
     used_s = "nothing yet" if warmup.used_s is None else f"{warmup.used_s:.2f} s"
+    limited = "" if warmup.planned_bytes is None else f" of {bytes_text(warmup.planned_bytes)}"
+    bucket = "" if warmup.used_bytes is None else f", {bytes_text(warmup.used_bytes)}{limited} for a bucket"
     used = "nothing yet" if staging.used_bytes is None else bytes_text(staging.used_bytes)
     planned = bytes_text(staging.planned_bytes)
-    return [f"budgets: warm-up used {used_s} of {warmup.planned_s:g} s, staging {used} of {planned}"]
+    return [f"budgets: warm-up used {used_s} of {warmup.planned_s:g} s{bucket}; staging {used} of {planned}"]
 
 
 def _bucket_lines(buckets: Sequence[Bucket]) -> list[str]:

@@ -1,6 +1,14 @@
 """Counts compilations after ready: nothing may compile in a request, and if it happens it is seen."""
 
+import logging
 import sys
+from collections.abc import Mapping
+
+from app.errors import printable
+
+log = logging.getLogger("warmgate.sentinel")
+
+_LONGEST_REASON = 200
 
 
 class LateCompiles:
@@ -8,23 +16,48 @@ class LateCompiles:
 
     def __init__(self) -> None:
         self._before = 0
+        self._noted = 0
         self._armed = False
+        self._last = ""
 
     def arm(self) -> None:
         """Count from now on."""
-        self._before, self._armed = _graphs(), True
+        self._before = self._noted = graphs_traced()
+        self._armed, self._last = True, ""
 
     @property
     def count(self) -> int:
         """Compilations since ready."""
-        return _graphs() - self._before if self._armed else 0
+        return graphs_traced() - self._before if self._armed else 0
+
+    def note(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Log what a run has compiled, and why, with the shapes of its inputs; call it after every run."""
+        if self._armed and (now := graphs_traced()) != self._noted:
+            count, self._noted = now - self._noted, now
+            asked = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+            self._last = f"for {asked}: {_guard_that_failed()}"
+            log.warning("%d graph(s) compiled after ready, %s", count, self._last)
 
     def why_not(self, policy: str) -> str | None:
         """Reason for the `late-compile` check."""
-        return f"{self.count} compilation(s) after ready" if policy == "degrade" and self.count else None
+        if policy != "degrade" or not self.count:
+            return None
+        return f"{self.count} compilation(s) after ready{', the last ' if self._last else ''}{self._last}"
 
 
-def _graphs() -> int:
+def graphs_traced() -> int:
+    """Return how many graphs Dynamo has traced in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     counters = getattr(dynamo, "counters", None)
     return int(counters["stats"]["unique_graphs"]) if counters else 0
+
+
+def _guard_that_failed() -> str:
+    """Return Dynamo's reason for its last compilation: the guard that did not hold, without values of tensors."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    try:
+        metrics = dynamo.get_compilation_metrics()[-1]  # type: ignore[union-attr]
+        reason = metrics.recompile_reason or "a frame that was never compiled before"
+        return printable(f"{metrics.co_name}: {reason}".splitlines()[0][:_LONGEST_REASON])
+    except (AttributeError, IndexError):
+        return "this version of torch does not tell why"

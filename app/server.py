@@ -8,6 +8,7 @@ import contextlib
 import faulthandler
 import resource
 import socket
+import urllib.parse
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,6 @@ from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
-from starlette.types import ASGIApp, Message
 
 from app import __version__, endings, status
 from app.console import Console, curl_line
@@ -23,9 +23,9 @@ from app.errors import ResourceError
 from app.http import oip, probes
 from app.http import status as status_routes
 from app.http.edge import Edge, install_errors, key_check
+from app.http.rehearsal import Rehearsing
 from app.logs import log
 from app.process_clock import ProcessClock
-from app.servable import Servable
 from app.settings import Http, Settings
 from app.sidecar import Sidecar
 from app.startup import settle
@@ -53,36 +53,7 @@ def create_app(sidecar: Sidecar) -> FastAPI:
     app.include_router(status_routes.routes(sidecar.report, sidecar.registry))
     app.include_router(oip.health_routes(sidecar.not_alive, sidecar.not_ready))
     app.include_router(oip.routes(_protocol(sidecar)))
-    sidecar.send = partial(_send, app, f"/v2/models/{sidecar.settings.model.name}/infer")
     return app
-
-
-async def _send(app: ASGIApp, path: str, servable: Servable, body: bytes) -> int:
-    """Post a body to the application as the server would, with the servable beside it; returns the status."""
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "headers": [(b"content-length", str(len(body)).encode())],
-        oip.REHEARSED: servable,
-    }
-    status: list[int] = []
-
-    async def receive() -> Message:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            status.append(message["status"])
-
-    await app(scope, receive, send)
-    return status[0]
 
 
 def _probes(sidecar: Sidecar) -> probes.Probes:
@@ -201,9 +172,11 @@ def serve(settings: Settings, console: Console) -> int:
     _raise_file_limit()
     sidecar = Sidecar(settings, ProcessClock(), console, endings.end_process, endings.after_ready)
     listening = bind(settings.http)
-    app: ASGIApp = Edge(create_app(sidecar), lambda: sidecar.drain.begun)
+    rehearsing = Rehearsing(Edge(create_app(sidecar), lambda: sidecar.drain.begun))
+    path = f"/v2/models/{urllib.parse.quote(settings.model.name)}/infer"
+    sidecar.send = partial(rehearsing.post, listening, path, settings.startup.stall_timeout_s)
     config = uvicorn.Config(
-        app,
+        rehearsing,
         lifespan="on",
         log_config=None,
         access_log=False,

@@ -106,7 +106,7 @@ class Warmup(Section):
     calls: Annotated[int, Field(ge=2)] = 3
     budget_s: Annotated[float, Field(gt=0)] = 300
     budget_bytes: Positive | None = None
-    samples: Path | None = None
+    samples: str | None = None
     tolerance: Tolerance = Tolerance()
 
 
@@ -221,11 +221,11 @@ class Settings(BaseSettings):
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """The buckets to warm, smallest first."""
+        """The buckets to warm: all of them smallest first, or those that are listed as they are listed."""
         if self.warmup.buckets == "all":
             return cross(self.symbolic)
         rows = [(tuple((n, int(row[n])) for n in self.dimensions), row) for row in self.warmup.buckets]
-        return tuple(sorted((Bucket(s, bool(r.get("required", True))) for s, r in rows), key=lambda b: b.volume))
+        return tuple(Bucket(sizes, bool(row.get("required", True))) for sizes, row in rows)
 
     def policy(self, dynamic: bool) -> str:
         """What happens to a shape that is no bucket: `uncovered`, or reject where padding has no value to pad with."""

@@ -5,7 +5,7 @@ import contextlib
 import gc
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,7 +53,7 @@ class Sidecar:
     fatal: Callable[["Sidecar", WarmgateError], None]
     after_ready: Callable[["Sidecar", ProvenModel], None]
     servable: Executor | None = None
-    send: Callable[[Executor, bytes], Awaitable[int]] | None = None
+    send: Callable[[Executor, bytes], int] | None = None
     start_report: dict[str, Any] | None = None
     lag_s: float = 0.0
     closed: bool = False
@@ -159,7 +159,7 @@ class Sidecar:
         # thread for a third of a second and finds nothing.
         gc.disable()
         try:
-            await self.startup.run(self.settings, self._rehearsal(asyncio.get_running_loop()))
+            await self.startup.run(self.settings, self._rehearsal())
         except Stopped:
             return
         except WarmgateError as error:
@@ -205,18 +205,24 @@ class Sidecar:
         self.late.arm()
 
     def _executor(self, proven: ProvenModel, metrics: RequestMetrics) -> Executor:
-        return Executor(proven.forward, self.device_lane, self.settings.serving, metrics, self.clock)
+        return Executor(proven.forward, self.device_lane, self.settings.serving, metrics, self.clock, self.late.note)
 
-    def _rehearsal(self, loop: asyncio.AbstractEventLoop) -> Rehearsal:
-        """Return a way to send requests to the application that clients cannot reach yet; they are not counted."""
+    def _rehearsal(self) -> Rehearsal:
+        """Return a way to send requests to the server before clients can reach its model; they are not counted."""
         uncounted = RequestMetrics(CollectorRegistry(), ())
 
         def send(proven: ProvenModel, arrays: Mapping[str, Array]) -> int:
             if self.send is None:
                 raise WarmupError("there is no application to rehearse with")
             body = request_body(self.settings.input_specs, arrays)
-            answer = self.send(self._executor(proven, uncounted), body)
-            return asyncio.run_coroutine_threadsafe(_awaited(answer), loop).result()
+            if len(body) > self.settings.serving.max_body_bytes:
+                return 413  # the server would close the connection while the body is still being sent
+            try:
+                return self.send(self._executor(proven, uncounted), body)
+            except WarmupError:
+                if self.drain.begun:  # the sockets are closed because the process leaves
+                    raise Stopped from None
+                raise
 
         return Rehearsal(send)
 
@@ -243,7 +249,3 @@ class Sidecar:
             planned = loop.time() + 0.5
             await asyncio.sleep(0.5)
             self.lag_s = max(0.0, loop.time() - planned)
-
-
-async def _awaited(answer: Awaitable[int]) -> int:
-    return await answer

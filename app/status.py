@@ -17,6 +17,7 @@ from app.settings import Settings
 from app.stages.bind_engine import BoundEngine
 from app.stages.preflight import Preflight
 from app.stages.prove_answers import ProvenModel
+from app.stages.warm_buckets import WarmEngine
 from app.startup import StageView, Startup
 from app.weights import LoadedModel, ResidentWeights
 from app.weights.plan import rebuilt_bytes
@@ -71,6 +72,7 @@ def document(facts: Facts) -> dict[str, Any]:
         "buckets": [{**asdict(row), "first_request_s": facts.first_requests().get(row.name)} for row in buckets(facts)],
         "coverage": values[BoundEngine].forward.coverage.rows() if BoundEngine in values else [],
         "budgets": _budgets(facts, values.get(ResidentWeights)),
+        "restored_state": list(values[WarmEngine].restored) if WarmEngine in values else [],
         "uncovered_policy": facts.settings.uncovered,
         "late_compiles": facts.late_compiles(),
         "device": _device(values.get(AcquiredDevice)),
@@ -170,11 +172,17 @@ def _rounded(ratio: float | None) -> float | None:
 def _budgets(facts: Facts, resident: ResidentWeights | None) -> dict[str, Any]:
     """Say what was planned and what of it is used, so far or in the end; None as long as nothing has begun."""
     view, settings = facts.startup.view("warm-buckets"), facts.settings
+    peaks = [row.peak_bytes for row in buckets(facts) if row.peak_bytes is not None]
     end = facts.clock() if view.end_s is None else view.end_s
     used = None if view.start_s is None else round(end - view.start_s, 4)
     staging = resident.staging_bytes if resident else None
     return {
-        "warmup": {"planned_s": settings.warmup.budget_s, "used_s": used},
+        "warmup": {
+            "planned_s": settings.warmup.budget_s,
+            "used_s": used,
+            "planned_bytes": settings.warmup.budget_bytes,
+            "used_bytes": max(peaks, default=None),
+        },
         "staging": {"planned_bytes": settings.memory.staging_bytes, "used_bytes": staging},
     }
 

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.artifacts import Compiled, Missed, Restored, Uncompiled
 from app.buckets import Bucket, Coverage, Kind, Route
@@ -23,6 +23,9 @@ from app.stages.install_weights import install_weights
 from app.stages.prove_answers import ProvenModel, compare
 from app.stages.warm_buckets import WarmEngine
 from app.weights import LoadedModel, ResidentWeights
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +77,24 @@ class Swap:
         code = first_that_builds(self._settings, lookup, device.device.threads, self._progress)
         if isinstance(code, Uncompiled):
             return code
-        loaded = values[LoadedModel] if code.engine == "jit" else self._install(values[ResidentWeights], code)
+        serving: LoadedModel = values[LoadedModel]
+        if code.engine == "jit":
+            loaded = serving
+        else:
+            kept = serving.module if self._settings.uncovered == "eager" else None
+            loaded = self._install(values[ResidentWeights], code, kept)
         engine: BoundEngine = self._on_device(bind_engine.run, self._settings, loaded, code, Progress())
         forward = self._as_promised(engine.forward, values[WarmEngine].forward.coverage)
         rows = tuple(self._prove(forward, bucket, values[WarmEngine]) for bucket in forward.coverage.buckets)
+        self._on_device(engine.forward.engine.restore_buffers)
         before: ProvenModel = values[ProvenModel]
         others = tuple(row for row in before.rows if row.name not in {one.name for one in rows})
         proven = ProvenModel(forward, (*rows, *others), before.to_keep)
         return Swapped(code, loaded, replace(engine, forward=forward), proven)
 
-    def _install(self, resident: ResidentWeights, code: Compiled) -> LoadedModel:
+    def _install(self, resident: ResidentWeights, code: Compiled, module: "nn.Module | None") -> LoadedModel:
         loaded: LoadedModel = self._on_device(install_weights.run, self._settings, resident, code, None, Progress())
-        return loaded
+        return replace(loaded, module=module)
 
     def _as_promised(self, forward: Forward, promised: Coverage) -> Forward:
         """Return the forward for the buckets that are promised; raises ArtifactError where it would serve less."""
@@ -93,7 +102,7 @@ class Swap:
         if new.policy != promised.policy:
             raise ArtifactError("one code a bucket would reject shapes that the module serves: give every input a pad")
         coverage = Coverage(new.dimensions, promised.buckets, new.dynamic, new.policy)
-        return Forward(forward.engine, coverage, forward.inputs, forward.outputs)
+        return forward.promising(coverage)
 
     def _prove(self, forward: Forward, bucket: Bucket, warm: WarmEngine) -> BucketReport:
         """Warm one bucket and compare with what the module, itself proven, has answered."""

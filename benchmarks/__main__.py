@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from app.report import compare, render
+from app import report_file
+from app.comparison import compare
+from app.report_text import render
 from benchmarks.artifacts import measure_artifacts
 from benchmarks.loading import make_files
 from benchmarks.process import Sidecar, figure, probing, resident_bytes_of, seconds_of
@@ -45,9 +47,8 @@ def measure_start(directory: Path) -> Iterator[Row]:
     yield _cold_row(cold_s, cold)
     yield from _probe_rows(probes)
     yield _memory_row("host memory at ready, cold start", cold_bytes, torch_bytes, cold)
-    print(render(cold), end="\n\n")
-    print(render(json.loads(Path(f"{store}.json").read_text())), end="\n\n")
-    print(compare(cold, json.loads(Path(f"{store}.json").read_text())), end="\n\n")
+    reports = report_file.parse(cold, "the cold start"), report_file.read(Path(f"{store}.json"))
+    print(render(reports[0]), render(reports[1]), compare(*reports), sep="\n\n", end="\n\n")
 
 
 def _warm_rows(store: Path, torch_s: float, torch_bytes: int) -> Iterator[Row]:

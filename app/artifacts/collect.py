@@ -35,7 +35,8 @@ from app.settings import Settings
 OWN_CODE = (
     "__init__.py", "artifacts", "buckets.py", "checkpoints", "child", "devices", "differences.py", "dtypes.py",
     "engines", "environment.py", "errors.py", "identity.py", "keys.py", "numerics.py", "plugins.py",
-    "private.py", "progress.py", "samples.py", "servable.py", "serving", "settings.py", "units.py", "weights",
+    "private.py", "progress.py", "samples.py", "sampling.py", "servable.py", "serving", "settings.py",
+    "units.py", "weights",
 )  # fmt: skip
 
 

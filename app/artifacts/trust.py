@@ -21,6 +21,7 @@ SIGNATURE = "manifest.sig"
 SIGNATURE_LIMIT = 4096
 ALGORITHM = "ed25519"
 UNSIGNED = "not signed; accepted, since compile.require_signature is false"
+UNCHECKED = "a signature is there and no compile.public_keys to check it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Accepted:
 def check_signature(manifest: bytes, signature: bytes | None, trust: Trust) -> Accepted | str:
     """Return that the manifest may be parsed, or why not; `signature` is the content of its file, None without one."""
     if not trust.public_keys and not trust.required:
-        return Accepted()
+        return Accepted(_named(signature))
     if signature is None:
         return f"{SIGNATURE} is missing, and a signature is required" if trust.required else Accepted(UNSIGNED)
     parsed = _parse(signature)
@@ -65,6 +66,12 @@ def check_signature(manifest: bytes, signature: bytes | None, trust: Trust) -> A
     if signature != _document(signer, raw) or not _holds(trust.public_keys[signer], raw, manifest):
         return f"{SIGNATURE} does not hold: the manifest or the signature is not what key {signer} has signed"
     return Accepted(f"signed by key {signer}")
+
+
+def _named(signature: bytes | None) -> str:
+    """Say which key a signature names that nothing checks."""
+    parsed = None if signature is None else _parse(signature)
+    return f"{UNCHECKED}; it names key {parsed[0][:40]}" if isinstance(parsed, tuple) else ""
 
 
 def _parse(signature: bytes) -> tuple[str, bytes] | str:

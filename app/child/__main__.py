@@ -15,6 +15,8 @@ from app.errors import WarmgateError
 from app.settings import Settings
 
 _PR_SET_PDEATHSIG = 1
+# Of an error that is not ours; some libraries put all they know into one line, and the log has the whole.
+_LONGEST_TOLD = 500
 
 
 def main() -> int:
@@ -46,7 +48,7 @@ def main() -> int:
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "")
+    return next(iter(str(error).splitlines()), "")[:_LONGEST_TOLD]
 
 
 def _teller() -> Callable[[], None]:

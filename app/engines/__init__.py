@@ -25,8 +25,8 @@ class Engine(Protocol):
     def dynamic(self) -> bool:
         """The code holds for every shape in the declared range, not only for the buckets."""
 
-    def changed_buffers(self) -> tuple[str, ...]:
-        """Return the names of module state that runs have changed; promised answers depend on none."""
+    def restore_buffers(self) -> tuple[str, ...]:
+        """Put back, bit for bit, the module state that runs have changed; return its names."""
 
     def layers(self) -> tuple[Layer, ...]:
         """Say what each cache below the sealed artifact did in this process so far."""

@@ -50,7 +50,10 @@ def collect(live: Path, payload: Path) -> None:
     """Copy the caches of this process into a payload, without what belongs to this process alone."""
     import torch
 
-    shutil.copytree(live / DIRECTORY, payload / DIRECTORY, ignore=_PROCESS_BOUND)
+    try:
+        shutil.copytree(live / DIRECTORY, payload / DIRECTORY, ignore=_PROCESS_BOUND)
+    except OSError as error:
+        raise ArtifactError(f"torch's caches cannot be copied to {payload}: {_briefly(error)}") from error
     saved = torch.compiler.save_cache_artifacts()
     if saved is None:
         raise ArtifactError("torch.compile cached nothing: the model has nothing that can be compiled")
@@ -71,9 +74,17 @@ def restore(payload: Path, live: Path) -> None:
             whole.rename(live)
         blob = (payload / BLOB).read_bytes()
     except OSError as error:
-        raise ArtifactError(f"torch's caches cannot be restored to {live}: {error}; is the disk full?") from error
+        raise ArtifactError(
+            f"torch's caches cannot be restored to {live}: {_briefly(error)}; is the disk full?"
+        ) from error
     if torch.compiler.load_cache_artifacts(blob) is None:
         raise ArtifactError(f"{payload / BLOB} is not what this version of torch reads; build the artifact anew")
+
+
+def _briefly(error: OSError) -> str:
+    """Tell one failure of many: copying a tree collects all of them into one error of any length."""
+    many = isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list)
+    return str(error.args[0][0][-1] if many else error)[:300]
 
 
 def objects(live: Path) -> frozenset[str]:

@@ -47,7 +47,7 @@ class AotEngine:
         """One package for the whole range."""
         return None in self._runners
 
-    def changed_buffers(self) -> tuple[str, ...]:
+    def restore_buffers(self) -> tuple[str, ...]:
         """None: a program that changes buffers is refused when it is built."""
         return ()
 

@@ -37,10 +37,23 @@ class EagerEngine:
         """Eager code runs every shape."""
         return True
 
-    def changed_buffers(self) -> tuple[str, ...]:
-        """Return the buffers that forward has changed: what it answers then depends on who asked before."""
+    def restore_buffers(self) -> tuple[str, ...]:
+        """Put back the buffers that forward has changed: what it answers may depend on who asked before."""
         now = dict(self._module.named_buffers())
-        return tuple(name for name, before in self._before.items() if not same_bits(now[name], before))
+        changed = tuple(name for name, before in self._before.items() if not same_bits(now[name], before))
+        for name in changed:
+            self._put(name, now[name])
+        return changed
+
+    def _put(self, name: str, now: torch.Tensor) -> None:
+        """In place, so that compiled code goes on finding it, unless forward has put another tensor there."""
+        before = self._before[name]
+        with torch.inference_mode():
+            if now.shape == before.shape and now.dtype == before.dtype:
+                now.copy_(before)
+                return
+        owner, _, attribute = name.rpartition(".")
+        self._module.get_submodule(owner)._buffers[attribute] = before.clone()
 
     def layers(self) -> tuple[Layer, ...]:
         """None of torch's caches: nothing is compiled."""

@@ -45,9 +45,9 @@ class JitEngine:
         """A shape that is no bucket would be compiled in a request."""
         return False
 
-    def changed_buffers(self) -> tuple[str, ...]:
-        """Return the buffers that forward has changed."""
-        return self._eager.changed_buffers()
+    def restore_buffers(self) -> tuple[str, ...]:
+        """Put back the buffers that forward has changed."""
+        return self._eager.restore_buffers()
 
     def layers(self) -> tuple[Layer, ...]:
         """Say what torch's caches did in this process so far."""

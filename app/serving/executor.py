@@ -1,7 +1,7 @@
 """From a request's arrays through one queue to the device lane, and back."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
 from app.buckets import Kind, Route
@@ -13,15 +13,24 @@ from app.serving.requests import RequestMetrics
 from app.settings import Serving
 from app.startup import Clock
 
+# Called on the device lane after each run with the shapes of its inputs.
+AfterRun = Callable[[Mapping[str, tuple[int, ...]]], None]
+
 
 class Executor:
     """The servable: bounded, timed, one request a run."""
 
     def __init__(
-        self, forward: Forward, lane: DeviceLane, limits: Serving, metrics: RequestMetrics, clock: Clock
+        self,
+        forward: Forward,
+        lane: DeviceLane,
+        limits: Serving,
+        metrics: RequestMetrics,
+        clock: Clock,
+        after_run: AfterRun,
     ) -> None:
         self._forward, self._lane, self._limits = forward, lane, limits
-        self._metrics, self._clock = metrics, clock
+        self._metrics, self._clock, self._after_run = metrics, clock, after_run
         self._waiting = 0
         self._waiting_bytes = 0
 
@@ -89,7 +98,9 @@ class Executor:
         if began - arrived > self._limits.timeout_s:
             raise self._late()
         outputs = forward(arrays, route)
-        return Answer(outputs, route, began - arrived, self._clock() - began)
+        ended = self._clock()
+        self._after_run({name: array.shape for name, array in arrays.items()})
+        return Answer(outputs, route, began - arrived, ended - began)
 
     def _count(self, answer: Answer) -> None:
         metrics, route = self._metrics, answer.route

@@ -17,10 +17,21 @@ class Forward:
     """The model as a function from named arrays to named arrays; called on the device lane only."""
 
     def __init__(
-        self, engine: "Engine", coverage: Coverage, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+        self,
+        engine: "Engine",
+        coverage: Coverage,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        module: "Engine | None" = None,
     ) -> None:
+        """Make it; `module` runs what is uncovered where the policy is eager, else the engine does."""
         self.engine, self.coverage = engine, coverage
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        self._module = module
+
+    def promising(self, coverage: Coverage) -> "Forward":
+        """Return the same forward with another coverage."""
+        return Forward(self.engine, coverage, self.inputs, self.outputs, self._module)
 
     def route(self, arrays: Mapping[str, Array]) -> Route:
         """Return how these arrays are served; raises Rejected (400) for arrays that are not the declared inputs."""
@@ -34,10 +45,11 @@ class Forward:
         import torch
 
         sizes = dict(route.sizes)
+        engine = self._module if self._module and route.kind is Kind.UNCOVERED else self.engine
         # Compiled code checks nothing: dtype, shape and contiguity are made certain here, for every run.
         prepared = [_prepare(spec, arrays[spec.name], spec.sized(sizes)) for spec in self.inputs]
         with torch.inference_mode():
-            tensors = self.engine.run([torch.from_numpy(array) for array in prepared], route.bucket)
+            tensors = engine.run([torch.from_numpy(array) for array in prepared], route.bucket)
             raw = [tensor.numpy() for tensor in tensors]
         named = self._name(raw, sizes)
         return _slice(self.outputs, named, measure(self.inputs, arrays)) if route.kind is Kind.PADDED else named

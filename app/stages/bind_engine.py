@@ -32,5 +32,9 @@ def bind_engine(
     policy = settings.policy(engine.dynamic)
     coverage = Coverage(settings.symbolic, settings.buckets, engine.dynamic, policy)
     told = "" if policy == settings.uncovered else ", other shapes are rejected: not every input says what to pad with"
+    module = None
+    if policy == "eager" and name != "eager":
+        module = plugins.load("app.engines", "eager", Engine).open(loaded, None)
+        told = ", what is uncovered by the module itself"
     progress.say(f"{name}, {'one code for every shape' if engine.dynamic else 'one code a bucket'}{told}")
-    return BoundEngine(Forward(engine, coverage, settings.input_specs, settings.output_specs), name)
+    return BoundEngine(Forward(engine, coverage, settings.input_specs, settings.output_specs, module), name)

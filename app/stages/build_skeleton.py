@@ -12,13 +12,13 @@ from app.weights import Skeleton
 def build_skeleton(
     settings: Settings, runtime: Runtime, code: Compiled | Uncompiled, progress: Progress
 ) -> Skeleton | Skipped[Skeleton | None] | None:
-    """Give the module on meta for the engines that call it: eager and jit.
+    """Give the module on meta for the engines that call it, eager and jit, or where it runs what is uncovered.
 
-    AOT-compiled code does without: its artifact holds the table of tensors, the reference comes from a child, and the
-    model's library, slow to import under the interpreter lock, stays out of the process that answers probes.
+    Else AOT-compiled code does without: its artifact holds the table of tensors, the reference comes from a child, and
+    the model's library, slow to import under the interpreter lock, stays out of the process that answers probes.
     """
     del runtime
-    if isinstance(code, Compiled) and code.engine == "aot":
+    if isinstance(code, Compiled) and code.engine == "aot" and settings.uncovered != "eager":
         return Skipped(None, "compiled code runs without the module")
     from app.weights import skeleton
 

@@ -1,5 +1,7 @@
 """Give every tensor of the model its data by assignment: completely, or not at all."""
 
+from dataclasses import replace
+
 from app.artifacts import Compiled, Uncompiled
 from app.errors import ArtifactError
 from app.graph import Lane, stage
@@ -27,6 +29,9 @@ def install_weights(
     if skeleton is not None:
         plan = plan_weights(skeleton.table, checkpoint, settings.model)
         loaded = install.install(skeleton, checkpoint, memory, plan)
+        if isinstance(code, Compiled):
+            # What is lifted out of the graph is no tensor of the module.
+            loaded = replace(loaded, tensors={**stored_constants(code.artifact), **loaded.tensors})
     elif isinstance(code, Compiled):
         table = ModelTable.from_json(code.artifact.content["model"])
         plan = plan_weights(table, checkpoint, settings.model)

@@ -8,6 +8,7 @@ from app.errors import ResourceError
 from app.graph import Lane, stage
 from app.ledger import Books, Room, Row
 from app.progress import Progress
+from app.sampling import sampler
 from app.settings import Settings
 from app.units import bytes_text
 from app.weights.choosing import Choice, choose_layout
@@ -37,6 +38,7 @@ class Preflight:
 @stage(Lane.DISK)
 def preflight(settings: Settings, checkpoint: Checkpoint, progress: Progress) -> Preflight:
     """Give the plan of memory; raises ResourceError with need, limit, what counts and what to change."""
+    sampler(settings.warmup.samples, settings.input_specs)  # so that a file that cannot be used ends the start now
     choice = choose_layout(checkpoint, settings.model.reading, settings.model.cast)
     layout = choice.layout
     digests = expected_digests(settings.model.sha256, checkpoint)

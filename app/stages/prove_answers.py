@@ -69,14 +69,20 @@ def _prove(settings: Settings, warm: WarmEngine, reference: Reference, progress:
         if reference.kind == "none":
             # The module serves: what can be proven is that it answers the same twice and that the values are finite.
             expected = warm.forward(inputs, Route(Kind.EXACT, bucket, bucket.sizes))
+            warm.forward.engine.restore_buffers()
         difference = compare(outputs, expected, settings.warmup.tolerance)
         if not difference.holds:
-            raise WarmupError(f"bucket {bucket.name} is not proven: {difference.why}")
+            raise WarmupError(f"bucket {bucket.name} is not proven: {difference.why}{_state(warm)}")
         proof = "reference" if reference.kind == "none" else reference.kind
         rows[bucket.name] = replace(rows[bucket.name], proof=proof, max_error=difference.largest)
         progress.show(tuple(rows.values()))
         progress.advance()
     return tuple(rows.values())
+
+
+def _state(warm: WarmEngine) -> str:
+    """Say what answers may depend on beside their inputs."""
+    return f"; the forward changes {', '.join(warm.restored)}, on which its answers may depend" if warm.restored else ""
 
 
 @dataclass(frozen=True, slots=True)

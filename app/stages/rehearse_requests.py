@@ -34,9 +34,9 @@ def rehearse_requests(
 ) -> ReadyModel | Skipped[ReadyModel]:
     """Give the model that may be served; raises WarmupError when the application does not answer with it.
 
-    The engine is warm already; here the routing, the decoding and the encoding run for the first time.
+    The engine is warm already; here the socket, the routing, the decoding and the encoding run for the first time.
     """
-    smallest = proven.forward.coverage.buckets[0]
+    smallest = min(proven.forward.coverage.buckets, key=lambda bucket: bucket.volume)
     progress.expect(TIMES, "requests")
     for _ in range(TIMES):
         status = rehearsal.send(proven, warm.inputs[smallest.name])

@@ -1,7 +1,9 @@
 """Small models for tests that need a process but not a language model; parameters are named as in their files."""
 
+import random
 import time
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -166,6 +168,30 @@ class Stateful(Tiny):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * self.factor
+
+
+class Tallying(Tiny):
+    """Leaves traces that no answer depends on: counts its calls, draws, and sets switches of the process."""
+
+    calls: Tensor
+    last: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64), persistent=False)
+        self.register_buffer("last", torch.zeros(1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.last = torch.rand(3)
+        random.random()
+        np.random.random()
+        torch.set_default_dtype(torch.float64)
+        return super().forward(x)
+
+
+def tallying() -> nn.Module:
+    return Tallying()
 
 
 def gathering() -> nn.Module:

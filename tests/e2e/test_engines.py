@@ -15,7 +15,7 @@ from app.artifacts.seal import seal
 from app.identity import ArtifactIdentity
 from tests.e2e import models
 from tests.e2e.conftest import JSON, Start, configuration, save
-from tests.e2e.harness import command, outputs
+from tests.e2e.harness import Server, command, outputs
 
 
 def spread(*shape: int) -> torch.Tensor:
@@ -72,16 +72,37 @@ def test_a_model_that_cannot_be_exported_is_compiled_otherwise_and_restored_with
             assert status == 200
             assert np.abs(outputs(body) - answers(module, spread(rows, 16))).max() < 1e-6
         assert server.status()["late_compiles"] == 0
+        if outcome == "rebuilt":
+            compiles_late(server)
         assert server.stop() == 0
     assert not calls.exists(), calls.read_text()
+
+
+def compiles_late(server: Server) -> None:
+    """Ask for the branch that warm-up has not taken: it is served, seen, and explained."""
+    status, _ = server.infer("branching", {"x": np.full((2, 16), -1e9, np.float32)})
+    assert status == 200
+    assert server.status()["late_compiles"] >= 1
+    assert server.get("/healthz")[0] == 200
+    status, text, _ = server.get("/readyz/late-compile")
+    assert status == 503
+    told = re.search(r"compilation\(s\) after ready, the last for x \[2, 16\]: (.+)", text.decode())
+    assert told
+    assert "forward" in told[1], "the frame that was compiled, and the guard that failed"
+    assert any("compiled after ready" in str(event) for event in server.events())
 
 
 @pytest.mark.parametrize(
     ("model", "engine", "reason"),
     [
         (models.Gathering, "aot", ""),
-        (models.Breaking, "jit", "the aot engine could not be built: .*numpy"),
-        (models.Foreign, "jit", r"the aot engine could not be built: .*custom operators \(warmgate_tests::doubled"),
+        pytest.param(models.Breaking, "jit", "the aot engine could not be built: .*numpy", marks=pytest.mark.slow),
+        pytest.param(
+            models.Foreign,
+            "jit",
+            r"the aot engine could not be built: .*custom operators \(warmgate_tests::doubled",
+            marks=pytest.mark.slow,
+        ),
         (models.Stateful, "eager", "aot .* keep state beside their tensors .*; the jit .* keep state beside"),
     ],
 )
@@ -105,6 +126,7 @@ def test_each_model_lands_on_the_best_engine_that_can_run_it_and_is_told_why_not
     assert np.abs(outputs(body) - answers(module, spread(5, 16))).max() < 1e-6
 
 
+@pytest.mark.slow
 def test_a_restored_cache_that_lacks_an_object_is_no_restored_one(start: Start, tmp_path: Path) -> None:
     torch.manual_seed(1)
     save(models.Tiny(), tmp_path / "model.safetensors")

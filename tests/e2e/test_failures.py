@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -345,16 +346,17 @@ def test_saved_checkpoints_hold_tied_tensors_once(tmp_path: Path) -> None:
     assert set(load_file(tmp_path / "model.safetensors")) == {"embed.weight"}
 
 
+COUNTING = (
+    "bucket batch=2 is not proven: output y differs from the reference by up to .* the engine and the module "
+    "disagree; the forward changes scale, on which its answers may depend"
+)
+
+
 @pytest.mark.parametrize(
     ("model", "engine", "message"),
     [
-        ("counting", "eager", "the model's forward changes its own buffers (scale): answers would differ"),
-        pytest.param(
-            "counting",
-            "auto",
-            "the model's forward changes its own buffers (scale): answers would differ",
-            marks=pytest.mark.slow,
-        ),
+        ("counting", "eager", COUNTING),
+        pytest.param("counting", "auto", COUNTING, marks=pytest.mark.slow),
         ("infinite", "eager", "bucket batch=2 is not proven: output y has values that are not finite"),
     ],
 )
@@ -364,7 +366,7 @@ def test_a_model_whose_answers_cannot_be_promised_ends_the_start(
     config = configuration(model, checkpoint(tmp_path / "weights"), tmp_path / "store", compile={"engine": engine})
     server = start(config)
     assert server.exit_code() == 6
-    assert fatal(server)["message"] == message
+    assert re.fullmatch(message, fatal(server)["message"])
 
 
 @pytest.mark.slow

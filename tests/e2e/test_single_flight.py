@@ -109,6 +109,7 @@ def test_a_cache_directory_that_the_environment_puts_on_the_shared_volume_is_not
     assert not (tmp_path / "store" / "live").exists()
 
 
+@pytest.mark.slow
 def test_what_one_server_could_not_export_the_others_do_not_try_either(start: Start, tmp_path: Path) -> None:
     torch.manual_seed(1)
     save(models.Branching(), tmp_path / "model.safetensors")

@@ -86,7 +86,7 @@ _WARM: Document = {
         {"shapes": "beyond, within batch=32,sequence=256", "served": "uncovered", "by": "policy pad"},
     ],
     "budgets": {
-        "warmup": {"planned_s": 300.0, "used_s": 1.6},
+        "warmup": {"planned_s": 300.0, "used_s": 1.6, "planned_bytes": None, "used_bytes": 12_000_000},
         "staging": {"planned_bytes": 268_435_456, "used_bytes": 0},
     },
     "uncovered_policy": "pad",

@@ -159,6 +159,11 @@ CHANGES: dict[str, tuple[dict[str, Any], str, str]] = {
         "warm-buckets",
         "warmup.budget_s 10 instead of 300",
     ),
+    "budget of memory": (
+        {"budgets": {**document()["budgets"], "warmup": {"planned_s": 300, "used_s": 1, "planned_bytes": 5_000_000}}},
+        "warm-buckets",
+        "warmup.budget_bytes 5.0 MB instead of none",
+    ),
     "device": (
         {"device": {"fingerprint": "kind=cpu threads=1"}},
         "warm-buckets",

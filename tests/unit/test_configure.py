@@ -200,8 +200,8 @@ def test_a_full_configuration_gives_dimensions_buckets_and_specs_as_plain_values
 
     assert settings.symbolic == (Dimension("batch", 1, 8, (1, 8)), Dimension("sequence", 2, 64, (16, 64)))
     assert settings.buckets == (
-        Bucket((("batch", 1), ("sequence", 16)), required=True),
         Bucket((("batch", 8), ("sequence", 64)), required=False),
+        Bucket((("batch", 1), ("sequence", 16)), required=True),
     )
     assert settings.input_specs == (
         TensorSpec("ids", "INT64", ("batch", "sequence"), 0, 0.0, 100.0),
@@ -415,10 +415,20 @@ MISTAKES: list[tuple[str, Any, str]] = [
         [{"batch": 1, "sequence": 16}, {"batch": 1, "sequence": 65}],
         "warmup.buckets.1.sequence = 65: allowed are 2 to 64",
     ),
+    (
+        "dimensions",
+        {
+            "batch": {"min": 1, "max": 64, "buckets": list(range(1, 34))},
+            "sequence": {"min": 2, "max": 64, "buckets": list(range(2, 34))},
+        },
+        "warmup.buckets = 'all': makes 1056 buckets; allowed are 1024, list those that matter",
+    ),
+    (
+        "warmup.buckets",
+        [{"batch": 1, "sequence": 16}] * 1025,
+        "warmup.buckets lists 1025 buckets; allowed are 1024",
+    ),
     ("model.codec", "a:B", "model.codec = 'a:B': this version offers null"),
-    ("warmup.samples", "x", "warmup.samples = PosixPath('x'): this version offers null"),
-    ("warmup.budget_bytes", 1, "warmup.budget_bytes = 1: this version offers null"),
-    ("uncovered", "eager", "uncovered = 'eager': this version offers pad or reject"),
     (
         "compile.require_signature",
         True,

@@ -51,7 +51,7 @@ class Clock:
 def executor(forward: Forward, clock: Clock | None = None, **limits: Any) -> tuple[Executor, RequestMetrics]:
     clock = clock or Clock()
     metrics = RequestMetrics(CollectorRegistry(), (bucket.name for bucket in BUCKETS))
-    return Executor(forward, DeviceLane(clock), Serving(**limits), metrics, clock), metrics
+    return Executor(forward, DeviceLane(clock), Serving(**limits), metrics, clock, lambda _: None), metrics
 
 
 def rows(count: int) -> dict[str, Array]:

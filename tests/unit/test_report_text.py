@@ -64,8 +64,17 @@ def test_weights_code_and_budgets_are_told_with_their_limits() -> None:
         "weights: 90.9 MB by map, 699.0 MB/s; 100% was in the file cache before",
         "  the disk's limit is not known: the files were in the page cache already",
         "code: engine aot, restored",
-        "budgets: warm-up used 1.60 s of 300 s, staging 0 bytes of 268.4 MB",
+        "budgets: warm-up used 1.60 s of 300 s, 12.0 MB for a bucket; staging 0 bytes of 268.4 MB",
     ]
+
+
+def test_a_limit_of_memory_for_a_bucket_is_told_with_the_most_that_one_took() -> None:
+    warmup = {"planned_s": 300.0, "used_s": 1.6, "planned_bytes": 2_000_000, "used_bytes": 1_500_000}
+    budgets = {**document()["budgets"], "warmup": warmup}
+
+    assert after(shown(budgets=budgets), "weights: ")[-1] == (
+        "budgets: warm-up used 1.60 s of 300 s, 1.5 MB of 2.0 MB for a bucket; staging 0 bytes of 268.4 MB"
+    )
 
 
 def test_a_cold_file_is_told_with_its_share_of_what_the_disk_gave_at_best() -> None:
@@ -139,7 +148,7 @@ def test_the_report_of_a_failed_start_shows_how_far_it_came_and_the_error() -> N
         "",
         "* on the critical path",
         "",
-        "budgets: warm-up used nothing yet of 300 s, staging nothing yet of 1.0 kB",
+        "budgets: warm-up used nothing yet of 300 s; staging nothing yet of 1.0 kB",
         "",
         "error: x:",
         "  - truncated",

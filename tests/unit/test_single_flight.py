@@ -186,7 +186,9 @@ def test_waiting_is_shown_with_its_holder_and_changes_only_when_the_lease_is_ren
 
     first = said("", within_s=10)
     assert said(first, within_s=1.5) == first, "a holder that is silent is no sign of life"
-    lease.head.write_bytes(lease.head.read_bytes()[:-2] + b"7\n")
+    renewed = tmp_path / "renewed"  # by rename: whoever looks in the middle of a write would see nobody
+    renewed.write_bytes(lease.head.read_bytes()[:-2] + b"7\n")
+    renewed.replace(lease.head)
     second = said(first, within_s=10)
     progress.stop()
     waiting.join()

@@ -65,7 +65,11 @@ class Past:
         start, end = times.get(name, (None, None))
         state = State.WAITING if start is None else State.RUNNING if end is None else State.DONE
         needs = STARTUP.before(next(one for one in STARTUP.stages if one.name == name))
-        rows = (BucketReport("batch=8", False, "skipped", why="no time"),) if name == "warm-buckets" and end else ()
+        rows = (
+            (BucketReport("batch=8", False, "skipped", why="no time", peak_bytes=5),)
+            if name == "warm-buckets" and end
+            else ()
+        )
         return StageView(name, state, needs, lane, start, end, 0, 0, "", None, "", rows)
 
     def snapshot(self) -> tuple[StageView, ...]:
@@ -96,7 +100,8 @@ def test_a_report_of_the_first_moment_can_be_read_and_shown() -> None:
     made = written_by(Startup(STARTUP, {}, lambda: 0.0))
 
     assert (made["critical"], made["critical_path"]) == ([], [])
-    assert made["budgets"]["warmup"] == {"planned_s": 20, "used_s": None}
+    unused = {"planned_s": 20, "used_s": None, "planned_bytes": None, "used_bytes": None}
+    assert made["budgets"]["warmup"] == unused
     assert made["budgets"]["staging"] == {"planned_bytes": 268435456, "used_bytes": None}
     assert (
         made["weights"]["cached_ratio"] is made["weights"]["disk_bytes_per_s"] is made["weights"]["disk_ratio"] is None
@@ -124,8 +129,10 @@ def test_the_warm_up_budget_shows_what_is_used_so_far_and_in_the_end() -> None:
     for name in ("prove-answers", "rehearse-requests"):
         del running[name]
 
-    assert written_by(Past(running), now=6.2)["budgets"]["warmup"] == {"planned_s": 20, "used_s": 2.5}
-    assert written_by(Past(TIMES), now=6.2)["budgets"]["warmup"] == {"planned_s": 20, "used_s": 1.5}
+    planned = {"planned_s": 20, "planned_bytes": None}
+    begun, ended = (written_by(Past(times), now=6.2)["budgets"]["warmup"] for times in (running, TIMES))
+    assert begun == {**planned, "used_s": 2.5, "used_bytes": None}
+    assert ended == {**planned, "used_s": 1.5, "used_bytes": 5}
 
 
 def test_what_was_skipped_says_why() -> None:

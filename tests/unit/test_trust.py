@@ -19,7 +19,7 @@ from app import keys, signing
 from app.artifacts import Artifact, Layer, Missed, Restored
 from app.artifacts.seal import seal, sign, verify
 from app.artifacts.store import Store
-from app.artifacts.trust import UNSIGNED, Trust
+from app.artifacts.trust import UNCHECKED, UNSIGNED, Trust
 from app.artifacts.writers import Writers
 from app.errors import ArtifactError
 from app.identity import ArtifactIdentity
@@ -416,6 +416,15 @@ def test_what_is_accepted_tells_by_whom_it_is_signed(
 
     assert isinstance(found, Artifact)
     assert found.told == told.format(key=next(iter(trust.public_keys)))
+
+
+def test_a_signature_that_nothing_checks_is_told_and_not_believed(place: Path, pair: Path) -> None:
+    (key,) = trusting(pair, required=False).public_keys
+
+    found = verify(place, IDENTITY, Trust(writers=None))
+
+    assert isinstance(found, Artifact)
+    assert found.told == f"{UNCHECKED}; it names key {key}"
 
 
 def test_a_bad_signature_is_rejected_even_where_none_is_required(place: Path, pair: Path) -> None:

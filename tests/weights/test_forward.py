@@ -28,7 +28,7 @@ class Recording:
         self.outputs = outputs
         self.seen: list[torch.Tensor] = []
 
-    def changed_buffers(self) -> tuple[str, ...]:
+    def restore_buffers(self) -> tuple[str, ...]:
         return ()
 
     def run(self, inputs: Sequence[torch.Tensor], bucket: Bucket | None) -> Sequence[torch.Tensor]:

@@ -1,0 +1,85 @@
+"""Where warm-up takes its inputs from: random within the declared ranges, zeros, or a file of real ones."""
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from app.errors import SettingsError
+from app.samples import sample_inputs
+from app.servable import Array, TensorSpec
+
+ZEROS = "zeros"
+
+
+class Sampler(Protocol):
+    """Makes the inputs of a bucket, the same in every process."""
+
+    def __call__(self, sizes: Mapping[str, int], seed: str) -> dict[str, Array]:
+        """Return one array an input, in call order."""
+
+
+def sampler(source: str | None, specs: Sequence[TensorSpec]) -> Sampler:
+    """Return what makes inputs: `source` is None (random), `zeros`, or a safetensors or npz file.
+
+    Raises SettingsError where the file cannot be read or does not hold the declared inputs.
+    """
+    if source is None:
+        return lambda sizes, seed: sample_inputs(specs, sizes, seed)
+    if source == ZEROS:
+        return lambda sizes, seed: {spec.name: _zeros(spec, sizes) for spec in specs}
+    given = _read(Path(source))
+    if problems := [problem for spec in specs if (problem := _why_not(spec, given.get(spec.name)))]:
+        raise SettingsError(f"warmup.samples = {source} cannot be used", problems)
+    return lambda sizes, seed: {spec.name: _fitted(given[spec.name], spec.sized(sizes)) for spec in specs}
+
+
+def _zeros(spec: TensorSpec, sizes: Mapping[str, int]) -> Array:
+    """Zero, or where the declared range does not hold it what is nearest to it."""
+    low = spec.low if spec.low is not None and spec.low > 0 else None
+    high = spec.high if spec.high is not None and spec.high <= 0 else None
+    step = 0 if spec.dtype.kind == "f" else 1
+    return np.full(spec.sized(sizes), low if low is not None else 0 if high is None else high - step, spec.dtype)
+
+
+def _read(file: Path) -> Mapping[str, Array]:
+    try:
+        if file.suffix == ".npz":
+            with file.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:
+                return {name: archive[name] for name in archive.files}
+        return dict(load_file(file))
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, SafetensorError) as error:
+        raise SettingsError(
+            f"warmup.samples = {file} cannot be read: {type(error).__name__}: {error}; give a safetensors or npz file "
+            f"with an array an input, or {ZEROS}"
+        ) from error
+
+
+def _why_not(spec: TensorSpec, array: Array | None) -> str:
+    """Return why an array cannot stand for an input at every size, or nothing."""
+    if array is None:
+        return f"input {spec.name} is missing"
+    if array.dtype != spec.dtype:
+        return f"input {spec.name} is {array.dtype}, declared is {spec.datatype}"
+    same = [isinstance(wanted, str) or wanted == size for wanted, size in zip(spec.shape, array.shape, strict=False)]
+    if array.ndim != len(spec.shape) or not all(same) or not array.size:
+        return f"input {spec.name} has shape {list(array.shape)}, declared is {list(spec.shape)}"
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        return f"input {spec.name} has values that are not finite"
+    if spec.low is not None and array.min() < spec.low:
+        return f"input {spec.name} has the value {array.min()}, its low is {spec.low:g}"
+    beyond = spec.high is not None and (
+        array.max() > spec.high if array.dtype.kind == "f" else array.max() >= spec.high
+    )
+    return f"input {spec.name} has the value {array.max()}, its high is {spec.high:g}" if beyond else ""
+
+
+def _fitted(array: Array, shape: tuple[int, ...]) -> Array:
+    """Cut every axis to its size, or begin again where the file has less."""
+    for axis, size in enumerate(shape):
+        array = np.take(array, np.arange(size), axis=axis, mode="wrap")
+    return np.ascontiguousarray(array).reshape(shape)
