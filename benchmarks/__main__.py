@@ -1,6 +1,6 @@
 """`make bench`: tables of measured figures, their bounds, and the ratio of both (1.00 or less holds).
 
-`python -m benchmarks start`, `weights` or `artifacts` runs one part alone.
+`python -m benchmarks PART…` runs some parts alone: weights, artifacts, start, promise, recovery.
 """
 
 import json
@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from app import report_file
 from app.comparison import compare
 from app.report_text import render
 from benchmarks.artifacts import measure_artifacts
 from benchmarks.loading import make_files
-from benchmarks.process import Sidecar, figure, probing, resident_bytes_of, seconds_of
+from benchmarks.process import Sidecar, figure, inference, probing, resident_bytes_of, seconds_of
+from benchmarks.promise import measure_promise
+from benchmarks.recovery import measure_recovery
 from benchmarks.table import MIB, Row, run
 
 BUCKETS = [(1, 32), (1, 128), (8, 32), (8, 128)]
@@ -56,9 +56,7 @@ def _warm_rows(store: Path, torch_s: float, torch_bytes: int) -> Iterator[Row]:
     for _ in range(WARM_STARTS):
         with Sidecar(store) as sidecar:
             times.append(sidecar.wait())
-            report = sidecar.status()
-            if report["artifacts"]["outcome"] != "restored":
-                raise SystemExit(f"not a warm start: {report['artifacts']}")
+            report = sidecar.warm_status()
             runs.append(sum(bucket["steady_s"] for bucket in report["buckets"]) * 3)
             sizes.append(sidecar.resident_bytes())
             firsts.append(_first_requests(sidecar))
@@ -79,21 +77,10 @@ def _first_requests(sidecar: Sidecar) -> dict[tuple[int, int], tuple[float, floa
     ask = sidecar.asker()
     found = {}
     for shape in [*BUCKETS, *BETWEEN]:
-        body = _body(*shape)
+        body = inference(*shape)
         first = ask(body)
         found[shape] = (first, statistics.median(ask(body) for _ in range(20)))
     return found
-
-
-def _body(rows: int, length: int) -> bytes:
-    generator = np.random.Generator(np.random.PCG64(rows * 1000 + length))
-    ids = generator.integers(1, 30000, (rows, length))
-    tensors = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-    inputs = [
-        {"name": name, "shape": list(array.shape), "datatype": "INT64", "data": array.ravel().tolist()}
-        for name, array in tensors.items()
-    ]
-    return json.dumps({"inputs": inputs}).encode()
 
 
 def _cold_row(cold_s: float, report: Any) -> Row:
@@ -146,6 +133,8 @@ PARTS: dict[str, tuple[str, Callable[[Path], Iterator[Row]]]] = {
     "weights": ("Warmgate's loader on files of its own", measure_weights),
     "artifacts": ("Compile artifacts of all-MiniLM-L6-v2", measure_artifacts),
     "start": ("Warmgate on all-MiniLM-L6-v2", measure_start),
+    "promise": ("The promise on all-MiniLM-L6-v2, after warm starts", measure_promise),
+    "recovery": ("Recovery and scale-out of all-MiniLM-L6-v2, exec → /readyz 200", measure_recovery),
 }
 
 if __name__ == "__main__":

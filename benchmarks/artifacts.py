@@ -28,7 +28,7 @@ from app.stages import STARTUP
 from app.stages.bind_engine import BoundEngine, bind_engine
 from app.stages.install_weights import install_weights
 from app.weights import LoadedModel, ResidentWeights
-from benchmarks.process import EXAMPLE, Sidecar, figure
+from benchmarks.process import EXAMPLE, Sidecar, figure, ready_times
 from benchmarks.table import Row
 
 RESTORES = 5
@@ -115,18 +115,10 @@ def _fleet_rows(directory: Path) -> Iterator[Row]:
             stack.enter_context(Sidecar(store, f"report.file={directory}/{n}.json", "compile.engine=aot"))
             for n in range(FLEET)
         ]
-        ready: dict[int, float] = {}
-        while len(ready) < FLEET:
-            for number, sidecar in enumerate(fleet):
-                if sidecar.process.poll() is not None:
-                    raise SystemExit(f"a sidecar ended with {sidecar.process.returncode}; see {sidecar.log.name}")
-                if number not in ready and sidecar.get("/readyz") == 200:
-                    ready[number] = time.monotonic() - fleet[0].began
-            time.sleep(0.05)
+        first, *_, last = ready_times(fleet, every_s=0.05)
         outcomes = [sidecar.status()["artifacts"]["outcome"] for sidecar in fleet]
     what = f"{FLEET} processes on an empty store"
     yield Row(f"{what}: builds", outcomes.count("rebuilt"), 1, "", "one; the others restore")
-    first, last = min(ready.values()), max(ready.values())
     yield Row(f"{what}: last ready", last, 1.3 * first, "s", f"1.3 × the first, {first:.1f} s")
 
 

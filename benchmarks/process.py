@@ -11,9 +11,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples/minilm.yaml"
@@ -56,6 +58,18 @@ def figure(module: str, name: str, directory: Path) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def inference(rows: int, length: int) -> bytes:
+    """Return the body of a request for texts of one shape; equal shapes have equal tokens."""
+    generator = np.random.Generator(np.random.PCG64(rows * 1000 + length))
+    ids = generator.integers(1, 30000, (rows, length))
+    tensors = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    inputs = [
+        {"name": name, "shape": list(array.shape), "datatype": "INT64", "data": array.ravel().tolist()}
+        for name, array in tensors.items()
+    ]
+    return json.dumps({"inputs": inputs}).encode()
+
+
 class Sidecar:
     """One `serve` process; times count from its exec."""
 
@@ -96,10 +110,25 @@ class Sidecar:
             time.sleep(every_s)
         return time.monotonic() - self.began
 
-    def status(self) -> Any:
+    def read(self, path: str) -> bytes:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        connection.request("GET", "/status")
-        return json.loads(connection.getresponse().read())
+        connection.request("GET", path, headers={"Connection": "close"})
+        return connection.getresponse().read()
+
+    def status(self) -> Any:
+        return json.loads(self.read("/status"))
+
+    def warm_status(self) -> Any:
+        """Return the status; raises SystemExit where the start had to build its code."""
+        report = self.status()
+        if report["artifacts"]["outcome"] != "restored":
+            raise SystemExit(f"not a warm start: {report['artifacts']}")
+        return report
+
+    def metric(self, sample: str) -> float:
+        """Return one sample of /metrics, named with its labels as it stands there."""
+        rows = (line.rpartition(" ") for line in self.read("/metrics").decode().splitlines())
+        return next(float(value) for name, _, value in rows if name == sample)
 
     def resident_bytes(self) -> int:
         rows = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
@@ -123,14 +152,43 @@ class Sidecar:
 
         return ask
 
+    def end(self, number: signal.Signals) -> None:
+        """Send a signal, unless it has ended already, and wait for the end."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+        self.process.wait()
+
     def __enter__(self) -> "Sidecar":
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGTERM)
-        self.process.wait()
+        self.end(signal.SIGTERM)
         self.log.close()
+
+
+def ready_times(fleet: Sequence[Sidecar], every_s: float) -> list[float]:
+    """Return the seconds from the exec of the first process until each is ready, the shortest first."""
+    waiting, times = set(fleet), []
+    while waiting:
+        for sidecar in [*waiting]:
+            if sidecar.process.poll() is not None:
+                raise SystemExit(f"a sidecar ended with {sidecar.process.returncode}; see {sidecar.log.name}")
+            if sidecar.get("/readyz") == 200:
+                times.append(time.monotonic() - fleet[0].began)
+                waiting.remove(sidecar)
+        time.sleep(every_s)
+    return times
+
+
+@contextlib.contextmanager
+def confined(processors: Sequence[int]) -> Iterator[None]:
+    """Confine the processes that the block starts to these processors: they inherit it from the thread."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, processors)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 @contextlib.contextmanager

@@ -14,17 +14,23 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Row:
-    """A figure and what it must not exceed."""
+    """A figure and what it must not exceed; `bound` None: nothing is required, and the text says what it is beside."""
 
     what: str
     measured: float
-    bound: float
+    bound: float | None
     unit: str
     bound_text: str
 
     @property
-    def ratio(self) -> float:
-        return self.measured / self.bound
+    def holds(self) -> bool:
+        return self.bound is None or self.measured <= self.bound
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the row as it is shown; where the bound is nothing at all there is no ratio."""
+        figures = ("" if value is None else f"{value:.3g} {self.unit}" for value in (self.measured, self.bound))
+        ratio = f"{self.measured / self.bound:.2f}" if self.bound else ""
+        return self.what, *figures, self.bound_text, ratio if self.holds else f"{ratio}  too much"
 
 
 def run(title: str, measure: Callable[[Path], Iterator[Row]]) -> bool:
@@ -36,8 +42,6 @@ def run(title: str, measure: Callable[[Path], Iterator[Row]]) -> bool:
         shutil.rmtree(directory, ignore_errors=True)
     table = Table("what", "measured", "bound", "is", "ratio", title=title)
     for row in rows:
-        shown = (f"{value:.3g} {row.unit}" for value in (row.measured, row.bound))
-        mark = "" if row.ratio <= 1 else "  too much"
-        table.add_row(row.what, *shown, row.bound_text, f"{row.ratio:.2f}{mark}")
+        table.add_row(*row.cells())
     Console(width=150).print(table)
-    return all(row.ratio <= 1 for row in rows)
+    return all(row.holds for row in rows)
