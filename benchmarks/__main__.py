@@ -3,7 +3,6 @@
 `python -m benchmarks PART…` runs some parts alone: weights, artifacts, start, promise, recovery.
 """
 
-import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator
