@@ -125,8 +125,14 @@ def _why_unknown(samples: Sequence[Sample]) -> str:
 
 def _windows(samples: Sequence[Sample]) -> list[tuple[Sample, Sample]]:
     """Return each sample with the first one that is a window later."""
-    later = [(one, next((two for two in samples if two.at_s - one.at_s >= WINDOW_S), None)) for one in samples]
-    return [(one, two) for one, two in later if two is not None]
+    windows, last = [], 0
+    for one in samples:
+        # The end moves on with the beginning: a reading of an hour has a hundred thousand samples.
+        while last < len(samples) and samples[last].at_s - one.at_s < WINDOW_S:
+            last += 1
+        if last < len(samples):
+            windows.append((one, samples[last]))
+    return windows
 
 
 def _rate(one: Sample, two: Sample) -> float:
