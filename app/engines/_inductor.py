@@ -40,6 +40,8 @@ def prepare(key: str, buckets: int, threads: int) -> Path:
     torch._dynamo.config.recompile_limit = max(8, 2 * buckets + 2)
     torch._dynamo.config.accumulated_recompile_limit = max(256, 64 * buckets)
     torch._dynamo.config.automatic_dynamic_shapes = False
+    # Else `float(x.sum())` leaves the graph, and what follows is compiled for its value: once a request, for ever.
+    torch._dynamo.config.capture_scalar_outputs = True
     torch._inductor.config.compile_threads = threads
     torch._inductor.config.cpp.vec_isa_ok = True
     torch._inductor.config.cpp_cache_precompile_headers = False

@@ -2,7 +2,8 @@
 
 A training step changes parameters, buffers, moments, the schedule, the random state and the position in the data.
 Restoring the weights alone gives another training, silently. Everything restored gives the same one, bit for bit. A
-forward for inference leaves traces too where it writes to a buffer: such a model is not made ready.
+forward for inference leaves traces too where it writes to a buffer: it is put back, and where answers depend on it the
+model is not made ready.
 """
 
 import copy
@@ -24,7 +25,11 @@ from app.engines.eager import EagerEngine
 from app.errors import WarmupError
 from app.progress import Progress
 from app.settings import Settings
+from app.stages.acquire_device import acquire_device
 from app.stages.bind_engine import bind_engine
+from app.stages.compute_reference import Reference
+from app.stages.import_runtime import import_runtime
+from app.stages.prove_answers import prove_answers
 from app.stages.warm_buckets import warm_buckets
 from app.weights import LoadedModel, ResidentWeights
 from app.weights.dtypes import same_bits
@@ -200,17 +205,33 @@ def test_a_forward_that_writes_to_a_buffer_answers_the_first_client_by_who_warme
     (warm,) = engine.run([x], None)
     assert not same_bits(warm, cold)
     assert all(same_bits(now, before) for now, before in zip(model.module.parameters(), parameters, strict=True))
-    assert engine.changed_buffers() == ("calls",)
 
-    put_tensors(model.module.buffers(), buffers)
-    assert engine.changed_buffers() == ()
+    assert engine.restore_buffers() == ("calls",)
+    assert all(same_bits(now, before) for now, before in zip(model.module.buffers(), buffers, strict=True))
+    assert engine.restore_buffers() == ()
     (again,) = engine.run([x], None)
     assert same_bits(again, cold)
 
 
-def test_a_start_finds_the_trace_and_does_not_become_ready(settings: Settings) -> None:
+def test_warm_up_puts_the_buffer_back_and_tells_of_it(settings: Settings) -> None:
     resident, model = loaded(settings)
+    assert model.module is not None
+    before = [one.clone() for one in model.module.buffers()]
     bound = bind_engine.run(settings, model, Uncompiled("the module runs as it is written"), Progress())
 
-    with pytest.raises(WarmupError, match=r"changes its own buffers \(calls\): answers would differ"):
-        warm_buckets.run(settings, bound, resident, Progress())
+    warm = warm_buckets.run(settings, bound, resident, Progress())
+
+    assert warm.restored == ("calls",)
+    assert all(same_bits(now, was) for now, was in zip(model.module.buffers(), before, strict=True))
+
+
+def test_answers_that_depend_on_it_are_not_proven_and_the_start_ends(settings: Settings) -> None:
+    resident, model = loaded(settings)
+    bound = bind_engine.run(settings, model, Uncompiled("the module runs as it is written"), Progress())
+    warm = warm_buckets.run(settings, bound, resident, Progress())
+    device = acquire_device.run(settings, import_runtime.run(Progress()), Progress())
+
+    with pytest.raises(
+        WarmupError, match=r"not proven: .*; the forward changes calls, on which its answers may depend"
+    ):
+        prove_answers.run(settings, warm, Reference("none", {}), resident, device, Progress())
