@@ -87,9 +87,18 @@ def _export(settings: Settings, module: nn.Module, bucket: Bucket | None) -> Any
     with torch.no_grad():
         shapes = _as_the_forward_takes(module, dynamic) if symbols else None
         program = torch.export.export(module, arguments, dynamic_shapes=shapes, strict=False)
-    if changed := sorted({str(name) for name in program.graph_signature.buffers_to_mutate.values()}):
-        raise ArtifactError(f"the model's forward changes its own buffers ({', '.join(changed)}): answers would differ")
+    if changed := _changed_state(program):
+        raise ArtifactError(
+            f"the model's forward changes its own state ({', '.join(changed)}), which lies in mapped files"
+        )
     return program
+
+
+def _changed_state(program: Any) -> list[str]:
+    """Return buffers and parameters that a run writes to; only the functional form of the graph names them."""
+    signature = program.run_decompositions({}).graph_signature
+    kinds = ("buffers_to_mutate", "parameters_to_mutate")  # the second is not in every version of torch
+    return sorted({str(name) for kind in kinds for name in getattr(signature, kind, {}).values()})
 
 
 def _as_the_forward_takes(module: nn.Module, dynamic: tuple[Any, ...]) -> tuple[Any, ...]:
