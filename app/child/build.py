@@ -95,7 +95,13 @@ def _export(settings: Settings, module: nn.Module, bucket: Bucket | None) -> Any
 
 
 def _changed_state(program: Any) -> list[str]:
-    """Return buffers and parameters that a run writes to; only the functional form of the graph names them."""
+    """Return buffers and parameters that a run writes to; only the functional form of the graph names them.
+
+    Making that takes seconds, so it is made where an operator of the graph writes to anything at all.
+    """
+    schemas = [getattr(node.target, "_schema", None) for node in program.graph.nodes]
+    if not any(schema is not None and schema.is_mutable for schema in schemas):
+        return []
     signature = program.run_decompositions({}).graph_signature
     kinds = ("buffers_to_mutate", "parameters_to_mutate")  # the second is not in every version of torch
     return sorted({str(name) for kind in kinds for name in getattr(signature, kind, {}).values()})
