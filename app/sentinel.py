@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 
 from app.errors import printable
+from app.servable import Array
 
 log = logging.getLogger("warmgate.sentinel")
 
@@ -30,13 +31,15 @@ class LateCompiles:
         """Compilations since ready."""
         return graphs_traced() - self._before if self._armed else 0
 
-    def note(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Log what a run has compiled, and why, with the shapes of its inputs; call it after every run."""
+    def note(self, arrays: Mapping[str, Array]) -> None:
+        """Log what a run on these inputs has compiled, and why, with their shapes; call it after every run.
+
+        The guard goes to the log alone: it may name a number that was computed from a request, and probes are public.
+        """
         if self._armed and (now := graphs_traced()) != self._noted:
             count, self._noted = now - self._noted, now
-            asked = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-            self._last = f"for {asked}: {_guard_that_failed()}"
-            log.warning("%d graph(s) compiled after ready, %s", count, self._last)
+            self._last = f"for {', '.join(f'{name} {list(array.shape)}' for name, array in arrays.items())}"
+            log.warning("%d graph(s) compiled after ready %s: %s", count, self._last, _guard_that_failed())
 
     def why_not(self, policy: str) -> str | None:
         """Reason for the `late-compile` check."""
@@ -53,7 +56,7 @@ def graphs_traced() -> int:
 
 
 def _guard_that_failed() -> str:
-    """Return Dynamo's reason for its last compilation: the guard that did not hold, without values of tensors."""
+    """Return Dynamo's reason for its last compilation: the guard that did not hold."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     try:
         metrics = dynamo.get_compilation_metrics()[-1]  # type: ignore[union-attr]

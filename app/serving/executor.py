@@ -13,8 +13,8 @@ from app.serving.requests import RequestMetrics
 from app.settings import Serving
 from app.startup import Clock
 
-# Called on the device lane after each run with the shapes of its inputs.
-AfterRun = Callable[[Mapping[str, tuple[int, ...]]], None]
+# Called on the device lane after each run with its inputs.
+AfterRun = Callable[[Mapping[str, Array]], None]
 
 
 class Executor:
@@ -99,7 +99,7 @@ class Executor:
             raise self._late()
         outputs = forward(arrays, route)
         ended = self._clock()
-        self._after_run({name: array.shape for name, array in arrays.items()})
+        self._after_run(arrays)
         return Answer(outputs, route, began - arrived, ended - began)
 
     def _count(self, answer: Answer) -> None:
