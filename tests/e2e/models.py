@@ -217,7 +217,7 @@ def showing() -> nn.Module:
 
 
 def late() -> nn.Module:
-    time.sleep(3)
+    time.sleep(3)  # so that the checkpoint can change between its reading and its proof
     return Tiny()
 
 
