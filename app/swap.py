@@ -85,8 +85,10 @@ class Swap:
             loaded = self._install(values[ResidentWeights], code, kept)
         engine: BoundEngine = self._on_device(bind_engine.run, self._settings, loaded, code, Progress())
         forward = self._as_promised(engine.forward, values[WarmEngine].forward.coverage)
-        rows = tuple(self._prove(forward, bucket, values[WarmEngine]) for bucket in forward.coverage.buckets)
-        self._on_device(engine.forward.engine.restore_buffers)
+        try:
+            rows = tuple(self._prove(forward, bucket, values[WarmEngine]) for bucket in forward.coverage.buckets)
+        finally:  # the module that goes on serving may be the same one
+            self._on_device(forward.engine.restore_buffers)
         before: ProvenModel = values[ProvenModel]
         others = tuple(row for row in before.rows if row.name not in {one.name for one in rows})
         proven = ProvenModel(forward, (*rows, *others), before.to_keep)
