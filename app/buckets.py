@@ -9,6 +9,8 @@ from enum import StrEnum
 from functools import cached_property
 
 Sizes = Mapping[str, int]
+# The path that a model has without being told: its `forward`. Buckets of other paths carry their path's name.
+FORWARD = "forward"
 SIZE = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<size>[1-9]\d{0,17})", re.ASCII)
 
 
@@ -29,15 +31,16 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """One warmed combination of sizes, in the order of the configured dimensions."""
+    """One warmed combination of sizes, in the order of the configured dimensions, of one path through the model."""
 
     sizes: tuple[tuple[str, int], ...]
     required: bool = True
+    path: str = FORWARD
 
     @property
     def name(self) -> str:
-        """The public name, as in metrics and reports: `batch=1,sequence=32`."""
-        return ",".join(f"{name}={size}" for name, size in self.sizes) or "fixed"
+        """The public name, as in metrics and reports: `batch=1,sequence=32`, of another path `encode:batch=1`."""
+        return on_path(self.path, ",".join(f"{name}={size}" for name, size in self.sizes) or "fixed")
 
     @property
     def volume(self) -> int:
@@ -47,23 +50,30 @@ class Bucket:
     @classmethod
     def named(cls, name: str) -> "Bucket":
         """Return the bucket of a public name; raises ValueError where the text is none."""
-        if name == "fixed":
-            return cls(())
-        found = [SIZE.fullmatch(part) for part in name.split(",")]
+        path, colon, own = name.rpartition(":")
+        path = path if colon else FORWARD
+        if own == "fixed":
+            return cls((), path=path)
+        found = [SIZE.fullmatch(part) for part in own.split(",")]
         sizes = tuple((one["name"], int(one["size"])) for one in found if one)
         if len({dimension for dimension, _ in sizes}) < len(found):
             raise ValueError(f"{name!r} is no name of a bucket, like batch=1,sequence=32")
-        return cls(sizes)
+        return cls(sizes, path=path)
 
     def holds(self, sizes: Sizes) -> bool:
         """Every size fits into this bucket."""
         return all(sizes[name] <= limit for name, limit in self.sizes)
 
 
-def cross(dimensions: Sequence[Dimension]) -> tuple[Bucket, ...]:
+def on_path(path: str, text: str) -> str:
+    """Return what is said of shapes with the path that it is said of, where that is not `forward`."""
+    return text if path == FORWARD else f"{path}:{text}"
+
+
+def cross(dimensions: Sequence[Dimension], path: str = FORWARD) -> tuple[Bucket, ...]:
     """Return every combination of bucket sizes, smallest first."""
     combinations = itertools.product(*([(d.name, size) for size in d.buckets] for d in dimensions))
-    return tuple(sorted((Bucket(sizes) for sizes in combinations), key=lambda bucket: bucket.volume))
+    return tuple(sorted((Bucket(sizes, path=path) for sizes in combinations), key=lambda bucket: bucket.volume))
 
 
 class Kind(StrEnum):
@@ -83,6 +93,12 @@ class Route:
     bucket: Bucket | None
     sizes: tuple[tuple[str, int], ...]
     padding: float = 0.0
+    path: str = FORWARD
+
+    @classmethod
+    def exactly(cls, bucket: Bucket) -> "Route":
+        """Return the route of a shape that is a bucket."""
+        return cls(Kind.EXACT, bucket, bucket.sizes, path=bucket.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +114,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Which shapes are promised.
+    """Which shapes of one path are promised.
 
     A shape is covered when it fits into a warmed bucket: run as it is by an engine whose code holds for the whole
     range (`dynamic`), padded to the bucket by one that only knows its buckets (policy `pad`). Everything else inside
@@ -109,6 +125,7 @@ class Coverage:
     buckets: tuple[Bucket, ...]
     dynamic: bool
     policy: str
+    path: str = FORWARD
 
     @cached_property
     def _by_sizes(self) -> dict[tuple[tuple[str, int], ...], Bucket]:
@@ -120,15 +137,15 @@ class Coverage:
             return Refusal(outside, impossible=True)
         exact = tuple((dimension.name, sizes[dimension.name]) for dimension in self.dimensions)
         if bucket := self._by_sizes.get(exact):
-            return Route(Kind.EXACT, bucket, exact)
+            return Route.exactly(bucket)
         bucket = min((b for b in self.buckets if b.holds(sizes)), key=lambda b: b.volume, default=None)
         if bucket and self.dynamic:
-            return Route(Kind.DYNAMIC, bucket, exact)
+            return Route(Kind.DYNAMIC, bucket, exact, path=self.path)
         if bucket and self.policy == "pad":
             padding = 1.0 - math.prod(size for _, size in exact) / bucket.volume
-            return Route(Kind.PADDED, bucket, bucket.sizes, padding)
+            return Route(Kind.PADDED, bucket, bucket.sizes, padding, self.path)
         if self.policy == "eager" or (self.dynamic and self.policy == "pad"):
-            return Route(Kind.UNCOVERED, None, exact)
+            return Route(Kind.UNCOVERED, None, exact, path=self.path)
         return Refusal(self._uncovered(sizes), impossible=False)
 
     def _outside(self, sizes: Sizes) -> str:
@@ -140,14 +157,14 @@ class Coverage:
         return "; ".join(wrong)
 
     def _uncovered(self, sizes: Sizes) -> str:
-        asked = _text({d.name: sizes[d.name] for d in self.dimensions})
+        asked = on_path(self.path, _text({d.name: sizes[d.name] for d in self.dimensions}))
         return f"shape {asked} is not covered; nearest covered: {self._nearest(sizes)}"
 
     def _nearest(self, sizes: Sizes) -> str:
         def distance(bucket: Bucket) -> float:
             return sum(abs(size - sizes[name]) / max(size, sizes[name], 1) for name, size in bucket.sizes)
 
-        return " or ".join(bucket.name for bucket in sorted(self.buckets, key=distance)[:2])
+        return " or ".join(bucket.name for bucket in sorted(self.buckets, key=distance)[:2]) or "none"
 
     def rows(self) -> list[dict[str, str]]:
         """Say for every bucket, the space between and the space beyond, how a shape there is served."""
@@ -162,9 +179,8 @@ class Coverage:
         if not any(b.holds(limits) for b in outermost):
             served = self.policy == "eager" or (self.dynamic and self.policy == "pad")
             beyond = Kind.UNCOVERED if served else "rejected"
-            rows.append(
-                {"shapes": f"beyond, within {_text(limits)}", "served": str(beyond), "by": f"policy {self.policy}"}
-            )
+            within = on_path(self.path, _text(limits))
+            rows.append({"shapes": f"beyond, within {within}", "served": str(beyond), "by": f"policy {self.policy}"})
         return rows
 
     def _between(self, served: str) -> str:

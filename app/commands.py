@@ -10,7 +10,6 @@ from typing import Any
 from app.artifacts import Artifact, Compiled, Missed, Restored, Uncompiled
 from app.artifacts.opening import open_store, why_not_kept
 from app.artifacts.prune import Rules, prune
-from app.buckets import Coverage
 from app.checkpoints import Checkpoint
 from app.errors import ArtifactError
 from app.graph import Graph, Lane
@@ -109,7 +108,7 @@ def check(settings: Settings, tell: Tell) -> dict[str, Any]:
         },
         "artifact": _artifact(lookup),
         "buckets": [{"name": bucket.name, "required": bucket.required} for bucket in settings.buckets],
-        "coverage": Coverage(settings.symbolic, settings.buckets, dynamic, settings.policy(dynamic)).rows(),
+        "coverage": [row for path in settings.model_paths for row in path.coverage(dynamic, settings.uncovered).rows()],
     }
 
 
@@ -133,7 +132,7 @@ def _table(settings: Settings, lookup: Restored | Missed) -> tuple[ModelTable, s
         return ModelTable.from_json(content["model"]), str(content["construction"])
     from app.weights.skeleton import build_skeleton
 
-    skeleton = build_skeleton(settings.model)
+    skeleton = build_skeleton(settings.model, settings.configured_paths)
     return skeleton.table, skeleton.construction
 
 

@@ -140,14 +140,15 @@ def curl_line(settings: Settings, address: str) -> str:
 
     Inputs that are too large for a command line are left to a file that the user writes.
     """
-    bucket = settings.buckets[0]
-    sizes = {d.name: max(d.min, min(size, 8)) for d, (_, size) in zip(settings.symbolic, bucket.sizes, strict=True)}
+    path = settings.model_paths[0]
+    bucket = path.buckets[0]
+    sizes = {d.name: max(d.min, min(size, 8)) for d, (_, size) in zip(path.dimensions, bucket.sizes, strict=True)}
     if settings.compile.specialize == "bucket" and settings.uncovered == "reject":
         sizes = dict(bucket.sizes)
-    if sum(math.prod(spec.sized(sizes)) for spec in settings.input_specs) > LARGEST_SAMPLE:
+    if sum(math.prod(spec.sized(sizes)) for spec in path.inputs) > LARGEST_SAMPLE:
         data = "@request.json"
     else:
-        data = request_body(settings.input_specs, sample_inputs(settings.input_specs, sizes, seed="curl")).decode()
+        data = request_body(path, sample_inputs(path.inputs, sizes, seed="curl")).decode()
     at = f"--unix-socket {address.removeprefix('unix:')} http://localhost" if address.startswith("unix:") else address
-    path = f"/v2/models/{urllib.parse.quote(settings.model.name)}/infer"
-    return f"curl -s {at}{path} -d {shlex.quote(data)}"
+    route = f"/v2/models/{urllib.parse.quote(settings.model.name)}/infer"
+    return f"curl -s {at}{route} -d {shlex.quote(data)}"

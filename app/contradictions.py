@@ -2,14 +2,15 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from app import keys
+from app.buckets import FORWARD, Bucket
 from app.errors import SettingsError
-from app.settings import Settings
+from app.settings import PathSettings, Range, Settings
 
 # Names of the contract whose behaviour is not in this version: refused rather than silently ignored.
 NOT_YET: Mapping[str, tuple[Any, ...]] = {
@@ -29,6 +30,7 @@ def contradictions(settings: Settings) -> list[str]:
     """Return every contradiction as: field, value, what is allowed."""
     checks = (
         _not_yet,
+        _path_problems,
         _undeclared,
         _bucket_problems,
         _padding_problems,
@@ -49,67 +51,95 @@ def _not_yet(settings: Settings) -> Iterator[str]:
             yield f"{field} = {value!r}: this version offers {shown}"
 
 
+def _path_problems(settings: Settings) -> Iterator[str]:
+    if not settings.inputs and (settings.outputs or not settings.paths):
+        yield "inputs = []: say what forward takes, or name other methods under paths"
+    if not settings.outputs and (settings.inputs or not settings.paths):
+        yield "outputs = []: say what forward returns, or name other methods under paths"
+    if not settings.inputs and settings.warmup.buckets != "all":
+        yield "warmup.buckets lists buckets of forward, which has no inputs; list those of a path under paths"
+
+
 def _undeclared(settings: Settings) -> Iterator[str]:
     if "required" in settings.dimensions:
         yield "dimensions.required: that name marks buckets; choose another"
-    used = set()
-    for kind, tensors in (("inputs", settings.inputs), ("outputs", settings.outputs)):
-        for tensor in tensors:
-            names = {size for size in tensor.shape if isinstance(size, str)}
-            for name in sorted(names - set(settings.dimensions)):
-                yield f"{kind}.{tensor.name}.shape names {name}, which is not in dimensions"
-            used |= names if kind == "inputs" else set()
-    for name in sorted(set(settings.dimensions) - used):
+    for name, path in settings.configured_paths.items():
+        of_inputs = frozenset[str]().union(*(tensor.spec().symbolic for tensor in path.inputs))
+        for kind, tensors in (("inputs", path.inputs), ("outputs", path.outputs)):
+            for tensor in tensors:
+                field = f"{_within(name)}{kind}.{tensor.name}.shape"
+                for size in sorted(tensor.spec().symbolic):
+                    if size not in settings.dimensions:
+                        yield f"{field} names {size}, which is not in dimensions"
+                    elif size not in of_inputs:
+                        yield f"{field} names {size}, which is in no shape of an input of {name}"
+    ranges = [settings.ranges(path) for path in settings.configured_paths.values()]
+    for name in sorted(set(settings.dimensions).difference(*ranges)) if ranges else ():
         yield f"dimensions.{name} is in no input's shape, so no request can say its size"
 
 
+def _within(path: str) -> str:
+    """Return where the fields of a path stand."""
+    return "" if path == FORWARD else f"paths.{path}."
+
+
 def _bucket_problems(settings: Settings) -> Iterator[str]:
-    if settings.warmup.buckets == "all":
-        count = math.prod(len(set(limits.buckets)) for limits in settings.dimensions.values())
-        if count > MOST_BUCKETS:
-            yield f"warmup.buckets = 'all': makes {count} buckets; allowed are {MOST_BUCKETS}, list those that matter"
+    total = sum(_count(settings, path) for path in settings.configured_paths.values())
+    if total > MOST_BUCKETS:
+        yield f"the configuration makes {total} buckets; allowed are {MOST_BUCKETS}, list those that matter"
         return
-    if len(settings.warmup.buckets) > MOST_BUCKETS:
-        yield f"warmup.buckets lists {len(settings.warmup.buckets)} buckets; allowed are {MOST_BUCKETS}"
-        return
-    if not settings.warmup.buckets:
-        yield "warmup.buckets = []: at least one bucket must be warmed, else ready would mean nothing"
-    names = [bucket.name for bucket in settings.buckets] if _complete(settings) else []
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        yield f"warmup.buckets gives {name} twice"
-    for index, row in enumerate(settings.warmup.buckets):
+    for name, path in settings.configured_paths.items():
+        if path.buckets != "all":
+            field = "warmup.buckets" if name == FORWARD else f"paths.{name}.buckets"
+            yield from _listed_problems(field, path.buckets, settings.ranges(path))
+
+
+def _count(settings: Settings, path: PathSettings) -> int:
+    if path.buckets == "all":
+        return math.prod(len(set(limits.buckets)) for limits in settings.ranges(path).values())
+    return len(path.buckets)
+
+
+def _listed_problems(
+    field: str, rows: Sequence[Mapping[str, int | bool]], ranges: Mapping[str, Range]
+) -> Iterator[str]:
+    if not rows:
+        yield f"{field} = []: at least one bucket must be warmed, else ready would mean nothing"
+    names: list[str] = []
+    for index, row in enumerate(rows):
         sizes = {name: size for name, size in row.items() if name != "required"}
-        if set(sizes) != set(settings.dimensions):
-            yield f"warmup.buckets.{index} gives {sorted(sizes)}, expected are {sorted(settings.dimensions)}"
+        if set(sizes) != set(ranges):
+            yield f"{field}.{index} gives {sorted(sizes)}, expected are {sorted(ranges)}"
             continue
         for name, size in sizes.items():
-            limits = settings.dimensions[name]
+            limits = ranges[name]
             if not limits.min <= size <= limits.max:
-                yield f"warmup.buckets.{index}.{name} = {size}: allowed are {limits.min} to {limits.max}"
-
-
-def _complete(settings: Settings) -> bool:
-    """Every listed bucket has a size for every dimension."""
-    return all(set(row) - {"required"} == set(settings.dimensions) for row in settings.warmup.buckets)
+                yield f"{field}.{index}.{name} = {size}: allowed are {limits.min} to {limits.max}"
+        names.append(Bucket(tuple((name, int(sizes[name])) for name in ranges)).name)
+    yield from (f"{field} gives {name} twice" for name in sorted({one for one in names if names.count(one) > 1}))
 
 
 def _padding_problems(settings: Settings) -> Iterator[str]:
     by_bucket = settings.compile.engine == "jit" or settings.compile.specialize == "bucket"
     if by_bucket and settings.uncovered == "pad":
-        for tensor in settings.inputs:
-            if tensor.pad is None and any(isinstance(size, str) for size in tensor.shape):
-                yield f"inputs.{tensor.name}.pad is not set, but uncovered: pad with one code a bucket pads it"
+        for name, path in settings.configured_paths.items():
+            for tensor in path.inputs:
+                if tensor.pad is None and tensor.spec().symbolic:
+                    field = f"{_within(name)}inputs.{tensor.name}.pad"
+                    yield f"{field} is not set, but uncovered: pad with one code a bucket pads it"
 
 
 def _value_problems(settings: Settings) -> Iterator[str]:
     """`pad`, `low` and `high` must be values of the datatype; numpy would cut or wrap them."""
-    for kind, tensors in (("inputs", settings.inputs), ("outputs", settings.outputs)):
-        for tensor in tensors:
-            spec = tensor.spec()
-            for name in ("pad", "low", "high"):
-                value = getattr(spec, name)
-                if value is not None and not _fits(value, spec.dtype, beyond=name == "high"):
-                    yield f"{kind}.{tensor.name}.{name} = {value}: not a value of {tensor.datatype}"
+    for path_name, path in settings.configured_paths.items():
+        for kind, tensors in (("inputs", path.inputs), ("outputs", path.outputs)):
+            for tensor in tensors:
+                spec = tensor.spec()
+                for name in ("pad", "low", "high"):
+                    value = getattr(spec, name)
+                    if value is not None and not _fits(value, spec.dtype, beyond=name == "high"):
+                        field = f"{_within(path_name)}{kind}.{tensor.name}.{name}"
+                        yield f"{field} = {value}: not a value of {tensor.datatype}"
 
 
 def _fits(value: float, dtype: np.dtype[Any], beyond: bool) -> bool:

@@ -42,6 +42,7 @@ PREFIXES: Mapping[str, str] = {
     "dimensions.": "dimension",
     "example_sizes.": "example size of",
     "numerics.": "numerics",
+    "paths.": "path",
     "tensors.": "tensor",
 }
 _FEATURES = "device.features"

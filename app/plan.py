@@ -201,27 +201,34 @@ def _beaten_by(row: Row, others: Sequence[Row]) -> tuple[str, ...]:
     return min(better, key=lambda other: other.merits).warmed if better else ()
 
 
-def attribute(names: Sequence[str], requests: Sequence[tuple[Sizes, int]]) -> tuple[dict[str, float], float]:
+def attribute(names: Sequence[str], requests: Sequence[tuple[str, Sizes, int]]) -> tuple[dict[str, float], float]:
     """Return the share of the covered requests that each bucket has, and the share of all that none covers.
 
-    `requests` are sizes with their counts. Each goes to the smallest bucket that holds it, as in the server. Raises
-    ValueError where a name is no bucket's, the buckets have different dimensions, or none covers anything.
+    `requests` are the path and the sizes of each, with its count. Each goes to the smallest bucket that holds it, as in
+    the server. Raises ValueError where a name is no bucket's, the buckets of a path have different dimensions, or none
+    covers anything.
     """
     buckets = {Bucket.named(name): name for name in names}
-    dimensions = {tuple(dimension for dimension, _ in bucket.sizes) for bucket in buckets}
-    if len(dimensions) > 1:
-        raise ValueError("the buckets have different dimensions")
-    ranges = tuple(Dimension(name, 1, sys.maxsize, ()) for name in next(iter(dimensions)))
-    coverage = Coverage(ranges, tuple(buckets), dynamic=True, policy="pad")
+    coverages = {path: _coverage(path, list(buckets)) for path, _, _ in requests}
     counts = dict.fromkeys(names, 0)
-    for sizes, count in requests:
-        route = coverage.route(sizes)
+    for path, sizes, count in requests:
+        route = coverages[path].route(sizes)
         if isinstance(route, Route) and route.bucket:
             counts[buckets[route.bucket]] += count
-    covered, total = sum(counts.values()), sum(count for _, count in requests)
+    covered, total = sum(counts.values()), sum(count for _, _, count in requests)
     if not covered:
         raise ValueError("no bucket covers any of the requests")
     return {name: count / covered for name, count in counts.items()}, 1 - covered / total
+
+
+def _coverage(path: str, buckets: Sequence[Bucket]) -> Coverage:
+    """Return the coverage of a path; what its whole range is does not matter here."""
+    own = tuple(bucket for bucket in buckets if bucket.path == path)
+    dimensions = {tuple(dimension for dimension, _ in bucket.sizes) for bucket in own}
+    if len(dimensions) > 1:
+        raise ValueError("the buckets have different dimensions")
+    ranges = tuple(Dimension(name, 1, sys.maxsize, ()) for names in dimensions for name in names)
+    return Coverage(ranges, own, dynamic=True, policy="pad", path=path)
 
 
 def document(plan: Plan) -> dict[str, Any]:

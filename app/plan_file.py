@@ -2,15 +2,15 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from app import plan
-from app.buckets import Bucket
+from app.buckets import FORWARD, Bucket
 from app.errors import SettingsError
 from app.plan import BucketTimes, Plan, Start
 from app.plan_report import Measured, measure
@@ -50,17 +50,25 @@ def _distinct(buckets: Buckets) -> Buckets:
     return buckets
 
 
+class _Request(BaseModel):
+    """How often a shape was asked for: `{batch: 3, sequence: 77, count: 120}`, of another path with its name."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    __pydantic_extra__: dict[str, Count]
+
+    path: ShownName = FORWARD
+    count: Count
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size of every dimension."""
+        return self.__pydantic_extra__
+
+
 class _Requests(Section):
-    """Part of both kinds of plans: rows of sizes by dimension, and `count`."""
+    """Part of both kinds of plans."""
 
-    requests: Annotated[list[dict[str, Count]], Field(min_length=1)] | None = None
-
-    @field_validator("requests")
-    @classmethod
-    def _counted(cls, rows: list[dict[str, int]] | None) -> list[dict[str, int]] | None:
-        if without := [number for number, row in enumerate(rows or ()) if "count" not in row]:
-            raise ValueError(f"rows like {{batch: 3, sequence: 77, count: 120}}; row {without[0]} has no count")
-        return rows
+    requests: Annotated[list[_Request], Field(min_length=1)] | None = None
 
 
 class _GivenPlan(_Requests):
@@ -180,7 +188,7 @@ def _weighed(
     file: Path,
     starts: Sequence[Start],
     listed: Listed,
-    requests: Sequence[Mapping[str, int]] | None,
+    requests: Sequence[_Request] | None,
     notes: Sequence[str],
 ) -> Plan:
     """Return the plan with the share of each bucket, by the requests where there are some, else as given."""
@@ -194,21 +202,24 @@ def _weighed(
     return Plan(tuple(starts), {one.name: one.share / total for one in listed}, tuple(notes))
 
 
-def _by_requests(file: Path, listed: Listed, requests: Sequence[Mapping[str, int]]) -> tuple[dict[str, float], float]:
-    rows = [({name: size for name, size in row.items() if name != "count"}, row["count"]) for row in requests]
+def _by_requests(file: Path, listed: Listed, requests: Sequence[_Request]) -> tuple[dict[str, float], float]:
     names = [one.name for one in listed]
     given = [one.name for one in listed if "share" in one.model_fields_set]
     problems = [f"bucket {name} has a share, but shares come from the requests; drop one of them" for name in given]
     try:
-        problems += _other_dimensions(names, [sizes for sizes, _ in rows])
+        problems += _other_dimensions(names, requests)
         refuse(f"{file}: the plan", problems)
-        return plan.attribute(names, rows)
+        return plan.attribute(names, [(one.path, one.sizes, one.count) for one in requests])
     except ValueError as error:
         raise SettingsError(f"{file}: the requests cannot be attributed to buckets: {error}") from error
 
 
-def _other_dimensions(names: Sequence[str], requests: Sequence[Mapping[str, int]]) -> Iterator[str]:
-    expected = {dimension for name in names for dimension, _ in Bucket.named(name).sizes}
-    for number, sizes in enumerate(requests):
-        if sizes.keys() != expected:
-            yield f"requests.{number} gives {sorted(sizes)}, expected are {sorted(expected)}"
+def _other_dimensions(names: Sequence[str], requests: Sequence[_Request]) -> Iterator[str]:
+    expected: dict[str, set[str]] = {}
+    for bucket in map(Bucket.named, names):
+        expected.setdefault(bucket.path, set()).update(dimension for dimension, _ in bucket.sizes)
+    for number, one in enumerate(requests):
+        if one.path not in expected:
+            yield f"requests.{number}.path = {one.path!r}: the buckets are of {', '.join(expected)}"
+        elif one.sizes.keys() != expected[one.path]:
+            yield f"requests.{number} gives {sorted(one.sizes)}, expected are {sorted(expected[one.path])}"

@@ -1,41 +1,51 @@
 """Where warm-up takes its inputs from: random within the declared ranges, zeros, or a file of real ones."""
 
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from app.buckets import Bucket
 from app.errors import SettingsError
+from app.paths import ModelPath
 from app.samples import sample_inputs
 from app.servable import Array, TensorSpec
 
 ZEROS = "zeros"
+_ABSENT: Array = np.empty(0)
 
 
-class Sampler(Protocol):
-    """Makes the inputs of a bucket, the same in every process."""
-
-    def __call__(self, sizes: Mapping[str, int], seed: str) -> dict[str, Array]:
-        """Return one array an input, in call order."""
+# Makes the inputs of a bucket in call order, the same in every process.
+Sampler = Callable[[Bucket], dict[str, Array]]
 
 
-def sampler(source: str | None, specs: Sequence[TensorSpec]) -> Sampler:
+def sampler(source: str | None, paths: Sequence[ModelPath]) -> Sampler:
     """Return what makes inputs: `source` is None (random), `zeros`, or a safetensors or npz file.
 
+    An array of the file is named like its input; where paths need different ones, `path:input` goes before `input`.
     Raises SettingsError where the file cannot be read or does not hold the declared inputs.
     """
+    inputs = {path.name: path.inputs for path in paths}
     if source is None:
-        return lambda sizes, seed: sample_inputs(specs, sizes, seed)
+        return lambda bucket: sample_inputs(inputs[bucket.path], dict(bucket.sizes), seed=bucket.name)
     if source == ZEROS:
-        return lambda sizes, seed: {spec.name: _zeros(spec, sizes) for spec in specs}
-    given = _read(Path(source))
-    if problems := [problem for spec in specs if (problem := _why_not(spec, given.get(spec.name)))]:
+        return lambda bucket: {spec.name: _zeros(spec, dict(bucket.sizes)) for spec in inputs[bucket.path]}
+    arrays = _read(Path(source))
+    found = [_why_not(spec, _named(arrays, path.name, spec.name)) for path in paths for spec in path.inputs]
+    if problems := [problem for problem in found if problem]:
         raise SettingsError(f"warmup.samples = {source} cannot be used", problems)
-    return lambda sizes, seed: {spec.name: _fitted(given[spec.name], spec.sized(sizes)) for spec in specs}
+    return lambda bucket: {
+        spec.name: _fitted(_named(arrays, bucket.path, spec.name), spec.sized(dict(bucket.sizes)))
+        for spec in inputs[bucket.path]
+    }
+
+
+def _named(arrays: Mapping[str, Array], path: str, name: str) -> Array:
+    """Return the array for an input, or one that stands for none."""
+    return arrays.get(f"{path}:{name}", arrays.get(name, _ABSENT))
 
 
 def _zeros(spec: TensorSpec, sizes: Mapping[str, int]) -> Array:
@@ -59,9 +69,9 @@ def _read(file: Path) -> Mapping[str, Array]:
         ) from error
 
 
-def _why_not(spec: TensorSpec, array: Array | None) -> str:
+def _why_not(spec: TensorSpec, array: Array) -> str:
     """Return why an array cannot stand for an input at every size, or nothing."""
-    if array is None:
+    if array is _ABSENT:
         return f"input {spec.name} is missing"
     if array.dtype != spec.dtype:
         return f"input {spec.name} is {array.dtype}, declared is {spec.datatype}"

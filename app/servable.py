@@ -40,6 +40,11 @@ class TensorSpec:
     high: float | None = None
 
     @property
+    def symbolic(self) -> frozenset[str]:
+        """The symbolic dimensions of the shape."""
+        return frozenset(size for size in self.shape if isinstance(size, str))
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         """The numpy dtype of the declared datatype."""
         return np.dtype(DATATYPES[self.datatype])
@@ -70,5 +75,5 @@ class Rejected(Exception):  # noqa: N818 - an answer to the client, not a fault 
 class Servable(Protocol):
     """A model that has proven its answers."""
 
-    async def answer(self, arrays: Mapping[str, Array]) -> Answer:
-        """Run one request; raises Rejected."""
+    async def answer(self, path: str, arrays: Mapping[str, Array]) -> Answer:
+        """Run one request by one of the model's paths; raises Rejected."""

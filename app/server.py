@@ -81,8 +81,7 @@ def _protocol(sidecar: Sidecar) -> oip.Protocol:
     return oip.Protocol(
         settings.model.name,
         settings.model.version,
-        settings.input_specs,
-        settings.output_specs,
+        settings.model_paths,
         sidecar.gate(),
         sidecar.not_ready,
         key_check(settings.http.api_key_file),

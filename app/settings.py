@@ -1,13 +1,15 @@
 """The configuration as a value: every field, its default and what is allowed. `configure` reads it."""
 
 import fnmatch
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from app.buckets import Bucket, Dimension, cross
+from app.buckets import FORWARD, Bucket, Dimension, cross
+from app.paths import ModelPath
 from app.servable import DATATYPES, TensorSpec
 
 
@@ -18,7 +20,7 @@ class Section(BaseModel):
 
 
 Name = Annotated[str, Field(pattern=r"^[^/\s]+$")]
-DimensionName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
+PythonName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0)]
 CASTS = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
@@ -77,6 +79,22 @@ class Tensor(Section):
         return TensorSpec(self.name, self.datatype, tuple(self.shape), self.pad, self.low, self.high)
 
 
+def _distinct(tensors: list[Tensor]) -> list[Tensor]:
+    names = [tensor.name for tensor in tensors]
+    if len(set(names)) < len(names):
+        raise ValueError(f"names must differ, found {names}")
+    return tensors
+
+
+def _no_forward(name: str) -> str:
+    if name == FORWARD:
+        raise ValueError("what forward takes and gives stands in inputs and outputs")
+    return name
+
+
+MethodName = Annotated[PythonName, AfterValidator(_no_forward)]
+
+
 class Range(Section):
     """The promised range of a symbolic dimension and the sizes that are warmed."""
 
@@ -92,6 +110,19 @@ class Range(Section):
         return self
 
 
+Tensors = Annotated[list[Tensor], AfterValidator(_distinct)]
+# All combinations, or a list of sizes by dimension, with `required`.
+Buckets = Literal["all"] | list[dict[str, int | bool]]
+
+
+class PathSettings(Section):
+    """A method of the module that is served beside `forward`, or instead of it."""
+
+    inputs: Annotated[Tensors, Field(min_length=1)]
+    outputs: Annotated[Tensors, Field(min_length=1)]
+    buckets: Buckets = "all"
+
+
 class Tolerance(Section):
     """Largest accepted difference from the reference: |out - ref| <= atol + rtol * |ref|."""
 
@@ -102,7 +133,7 @@ class Tolerance(Section):
 class Warmup(Section):
     """Which buckets are run before ready, and how often."""
 
-    buckets: Literal["all"] | list[dict[str, int | bool]] = "all"
+    buckets: Buckets = "all"
     calls: Annotated[int, Field(ge=2)] = 3
     budget_s: Annotated[float, Field(gt=0)] = 300
     budget_bytes: Positive | None = None
@@ -192,9 +223,10 @@ class Settings(BaseSettings):
     )
 
     model: Model
-    inputs: Annotated[list[Tensor], Field(min_length=1)]
-    outputs: Annotated[list[Tensor], Field(min_length=1)]
-    dimensions: dict[DimensionName, Range] = {}
+    inputs: Tensors = []
+    outputs: Tensors = []
+    paths: dict[MethodName, PathSettings] = {}
+    dimensions: dict[PythonName, Range] = {}
     warmup: Warmup = Warmup()
     uncovered: Literal["pad", "reject", "eager"] = "pad"
     compile: Compile = Compile()
@@ -206,41 +238,34 @@ class Settings(BaseSettings):
     memory: Memory = Memory()
     report: ReportSettings = ReportSettings()
 
-    @field_validator("inputs", "outputs")
-    @classmethod
-    def _distinct(cls, tensors: list[Tensor]) -> list[Tensor]:
-        names = [tensor.name for tensor in tensors]
-        if len(set(names)) < len(names):
-            raise ValueError(f"names must differ, found {names}")
-        return tensors
+    @property
+    def configured_paths(self) -> dict[str, PathSettings]:
+        """What is configured for every path by its name: `forward` first, where inputs are given for it."""
+        if not self.inputs:
+            return dict(self.paths)
+        own = PathSettings.model_construct(inputs=self.inputs, outputs=self.outputs, buckets=self.warmup.buckets)
+        return {FORWARD: own, **self.paths}
 
     @property
-    def symbolic(self) -> tuple[Dimension, ...]:
-        """The symbolic dimensions, in configured order."""
-        return tuple(Dimension(n, r.min, r.max, tuple(sorted(set(r.buckets)))) for n, r in self.dimensions.items())
+    def model_paths(self) -> tuple[ModelPath, ...]:
+        """The paths that are served; a request that names none takes the first."""
+        return tuple(self._model_path(name, path) for name, path in self.configured_paths.items())
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
-        """The buckets to warm: all of them smallest first, or those that are listed as they are listed."""
-        if self.warmup.buckets == "all":
-            return cross(self.symbolic)
-        rows = [(tuple((n, int(row[n])) for n in self.dimensions), row) for row in self.warmup.buckets]
-        return tuple(Bucket(sizes, bool(row.get("required", True))) for sizes, row in rows)
+        """The buckets of all paths in the order of warming."""
+        return tuple(bucket for path in self.model_paths for bucket in path.buckets)
 
-    def policy(self, dynamic: bool) -> str:
-        """What happens to a shape that is no bucket: `uncovered`, or reject where padding has no value to pad with."""
-        unpadded = any(t.pad is None and any(isinstance(size, str) for size in t.shape) for t in self.inputs)
-        return "reject" if not dynamic and self.uncovered == "pad" and unpadded else self.uncovered
+    def ranges(self, path: PathSettings) -> dict[str, Range]:
+        """Return the dimensions that the inputs of a path name, in configured order."""
+        used = frozenset[str]().union(*(tensor.spec().symbolic for tensor in path.inputs))
+        return {name: limits for name, limits in self.dimensions.items() if name in used}
 
-    @property
-    def input_specs(self) -> tuple[TensorSpec, ...]:
-        """The inputs in call order."""
-        return tuple(tensor.spec() for tensor in self.inputs)
-
-    @property
-    def output_specs(self) -> tuple[TensorSpec, ...]:
-        """The outputs in the order the model returns them."""
-        return tuple(tensor.spec() for tensor in self.outputs)
+    def _model_path(self, name: str, path: PathSettings) -> ModelPath:
+        inputs, outputs = (tuple(tensor.spec() for tensor in tensors) for tensors in (path.inputs, path.outputs))
+        ranges = self.ranges(path)
+        dimensions = tuple(Dimension(n, r.min, r.max, tuple(sorted(set(r.buckets)))) for n, r in ranges.items())
+        return ModelPath(name, inputs, outputs, dimensions, _buckets(name, dimensions, path.buckets))
 
     @classmethod
     def settings_customise_sources(
@@ -248,3 +273,11 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Only what `configure.load` has merged counts, so the order of precedence is visible there."""
         return (named["init_settings"],)
+
+
+def _buckets(path: str, dimensions: Sequence[Dimension], listed: Buckets) -> tuple[Bucket, ...]:
+    """Return the buckets to warm: all of them smallest first, or those that are listed as they are listed."""
+    if listed == "all":
+        return cross(dimensions, path)
+    rows = [(tuple((one.name, int(row[one.name])) for one in dimensions), row) for row in listed]
+    return tuple(Bucket(sizes, bool(row.get("required", True)), path) for sizes, row in rows)

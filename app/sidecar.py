@@ -21,6 +21,7 @@ from app.http.gate import Gate
 from app.http.oip_json import request_body
 from app.lanes import DeviceLane, run_on_thread
 from app.logs import log
+from app.paths import ModelPath
 from app.process_clock import ProcessClock
 from app.progress import Stopped
 from app.readiness import Check, Drain, Readiness
@@ -211,10 +212,10 @@ class Sidecar:
         """Return a way to send requests to the server before clients can reach its model; they are not counted."""
         uncounted = RequestMetrics(CollectorRegistry(), ())
 
-        def send(proven: ProvenModel, arrays: Mapping[str, Array]) -> int:
+        def send(proven: ProvenModel, path: ModelPath, arrays: Mapping[str, Array]) -> int:
             if self.send is None:
                 raise WarmupError("there is no application to rehearse with")
-            body = request_body(self.settings.input_specs, arrays)
+            body = request_body(path, arrays)
             if len(body) > self.settings.serving.max_body_bytes:
                 return 413  # the server would close the connection while the body is still being sent
             try:

@@ -70,7 +70,7 @@ def document(facts: Facts) -> dict[str, Any]:
         "memory": [asdict(row) for row in memory_rows(values)],
         "artifacts": _artifacts(values),
         "buckets": [{**asdict(row), "first_request_s": facts.first_requests().get(row.name)} for row in buckets(facts)],
-        "coverage": values[BoundEngine].forward.coverage.rows() if BoundEngine in values else [],
+        "coverage": _coverage(values),
         "budgets": _budgets(facts, values.get(ResidentWeights)),
         "restored_state": list(values[WarmEngine].restored) if WarmEngine in values else [],
         "uncovered_policy": facts.settings.uncovered,
@@ -78,6 +78,12 @@ def document(facts: Facts) -> dict[str, Any]:
         "device": _device(values.get(AcquiredDevice)),
         "error": _error(startup),
     }
+
+
+def _coverage(values: Mapping[Any, Any]) -> list[dict[str, str]]:
+    """Return how every shape is served, by what is known best: buckets that could not be warmed are not promised."""
+    holder = next((values[one] for one in (ProvenModel, WarmEngine, BoundEngine) if one in values), None)
+    return [row for one in holder.forward.coverages.values() for row in one.rows()] if holder else []
 
 
 def buckets(facts: Facts) -> Sequence[BucketReport]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from app.artifacts import Compiled, Missed, Restored, Uncompiled
-from app.buckets import Bucket, Coverage, Kind, Route
+from app.buckets import Bucket, Route
 from app.devices import AcquiredDevice
 from app.errors import ArtifactError, WarmgateError, WarmupError
 from app.lanes import DeviceLane
@@ -84,9 +84,9 @@ class Swap:
             kept = serving.module if self._settings.uncovered == "eager" else None
             loaded = self._install(values[ResidentWeights], code, kept)
         engine: BoundEngine = self._on_device(bind_engine.run, self._settings, loaded, code, Progress())
-        forward = self._as_promised(engine.forward, values[WarmEngine].forward.coverage)
+        forward = self._as_promised(engine.forward, values[WarmEngine].forward)
         try:
-            rows = tuple(self._prove(forward, bucket, values[WarmEngine]) for bucket in forward.coverage.buckets)
+            rows = tuple(self._prove(forward, bucket, values[WarmEngine]) for bucket in forward.buckets)
         finally:  # the module that goes on serving may be the same one
             self._on_device(forward.engine.restore_buffers)
         before: ProvenModel = values[ProvenModel]
@@ -98,17 +98,15 @@ class Swap:
         loaded: LoadedModel = self._on_device(install_weights.run, self._settings, resident, code, None, Progress())
         return replace(loaded, module=module)
 
-    def _as_promised(self, forward: Forward, promised: Coverage) -> Forward:
+    def _as_promised(self, forward: Forward, promised: Forward) -> Forward:
         """Return the forward for the buckets that are promised; raises ArtifactError where it would serve less."""
-        new = forward.coverage
-        if new.policy != promised.policy:
+        if any(forward.coverages[name].policy != old.policy for name, old in promised.coverages.items()):
             raise ArtifactError("one code a bucket would reject shapes that the module serves: give every input a pad")
-        coverage = Coverage(new.dimensions, promised.buckets, new.dynamic, new.policy)
-        return forward.promising(coverage)
+        return forward.promising(lambda bucket: bucket in promised.buckets)
 
     def _prove(self, forward: Forward, bucket: Bucket, warm: WarmEngine) -> BucketReport:
         """Warm one bucket and compare with what the module, itself proven, has answered."""
-        route = Route(Kind.EXACT, bucket, bucket.sizes)
+        route = Route.exactly(bucket)
         seconds: list[float] = []
         outputs: Mapping[str, Array] = {}
         for _ in range(self._settings.warmup.calls):

@@ -16,7 +16,7 @@ from app import configure
 from app.artifacts import Compiled, Missed, Restored, Uncompiled
 from app.artifacts.opening import open_store
 from app.artifacts.seal import read_manifest, seal
-from app.buckets import Kind, Route
+from app.buckets import Route
 from app.commands import run_part
 from app.identity import ArtifactIdentity
 from app.progress import Progress
@@ -151,8 +151,8 @@ def steady(directory: Path, engine: str) -> dict[str, tuple[float, float]]:
     bare = BARE[engine](values)
     found = {}
     for bucket in settings.buckets:
-        arrays = sample_inputs(settings.input_specs, dict(bucket.sizes), seed=bucket.name)
-        route = Route(Kind.EXACT, bucket, bucket.sizes)
+        arrays = sample_inputs(settings.model_paths[0].inputs, dict(bucket.sizes), seed=bucket.name)
+        route = Route.exactly(bucket)
 
         def theirs(arrays: Any = arrays) -> None:
             with torch.inference_mode():

@@ -70,8 +70,9 @@ def measure_promise(directory: Path) -> Iterator[Row]:
 def _promised(settings: Settings) -> tuple[list[Shape], list[Shape]]:
     """Return the buckets, and every other shape that fits into one; sizes in the order of the dimensions."""
     buckets = [tuple(size for _, size in bucket.sizes) for bucket in settings.buckets]
-    shapes = itertools.product(*(range(one.min, one.max + 1) for one in settings.symbolic))
-    names = [one.name for one in settings.symbolic]
+    (path,) = settings.model_paths
+    shapes = itertools.product(*(range(one.min, one.max + 1) for one in path.dimensions))
+    names = [one.name for one in path.dimensions]
     fitting = (s for s in shapes if any(b.holds(dict(zip(names, s, strict=True))) for b in settings.buckets))
     return buckets, [shape for shape in fitting if shape not in buckets]
 

@@ -5,7 +5,7 @@ At least as strict as torch's own keys (FxGraphHashDetails, AOTAutogradCacheDeta
 | torch hashes | here |
 |---|---|
 | graph, its constants and triton kernels | model.sources, kwargs, kwargs_files, config, waive_missing; compile.* |
-| inputs and weights: dtype, shape, stride | tensors, inputs, dimensions, example_sizes, buckets, model.dtype |
+| inputs and weights: dtype, shape, stride | tensors, inputs, dimensions, example_sizes, buckets, paths, model.dtype |
 | torch_key(): version and python sources | torch, torch_code (the wheel's hashes of libraries and headers besides) |
 | get_system(): triton, CUDA, GPU name | triton, device |
 | inductor, dynamo and functorch configuration | warmgate.code (OPTIONS), torch_code (defaults), environment |
@@ -25,17 +25,19 @@ from typing import Any
 import app
 from app.artifacts.inputs import BESIDE_CHECKPOINT, LARGEST
 from app.artifacts.sources import describe_sources
+from app.buckets import FORWARD
 from app.checkpoints import Checkpoint, TensorEntry
 from app.environment import compiler_environment
 from app.identity import ArtifactIdentity
+from app.paths import ModelPath
 from app.samples import example_sizes
 from app.settings import Settings
 
 # What decides what is built and how it is bound; a test compares with what the child and the engines import.
 OWN_CODE = (
     "__init__.py", "artifacts", "buckets.py", "checkpoints", "child", "devices", "differences.py", "dtypes.py",
-    "engines", "environment.py", "errors.py", "identity.py", "keys.py", "numerics.py", "plugins.py",
-    "private.py", "progress.py", "samples.py", "sampling.py", "servable.py", "serving", "settings.py",
+    "engines", "environment.py", "errors.py", "identity.py", "keys.py", "numerics.py", "paths.py",
+    "plugins.py", "private.py", "progress.py", "samples.py", "sampling.py", "servable.py", "serving", "settings.py",
     "units.py", "weights",
 )  # fmt: skip
 
@@ -50,19 +52,28 @@ def collect(
     """Return the identity; weights are in it by names, dtypes and shapes, not by values."""
     # Code for the whole range still has its loops chosen by the sizes it was exported at.
     dynamic = engine == "aot" and settings.compile.specialize == "none"
+    paths = {path.name: _path(path, dynamic) for path in settings.model_paths}
+    forward = paths.pop(FORWARD, {})
     return ArtifactIdentity(
         {
             **machine(runtime, device),
             "compile": {"engine": engine, "specialize": settings.compile.specialize},
             "model": _model(settings, checkpoint),
-            "inputs": [f"{t.name} {t.datatype}{list(t.shape)}" for t in settings.inputs],
-            "outputs": [f"{t.name} {t.datatype}{list(t.shape)}" for t in settings.outputs],
-            "dimensions": {d.name: f"{d.min}..{d.max}" for d in settings.symbolic},
-            "example_sizes": example_sizes(settings.symbolic) if dynamic else {},
-            "buckets": "any" if dynamic else [b.name for b in settings.buckets],
+            **forward,
+            **({"paths": paths} if paths else {}),
             "tensors": {entry.name: _described(entry) for entry in checkpoint.tensors.values()},
         }
     )
+
+
+def _path(path: ModelPath, dynamic: bool) -> dict[str, Any]:
+    return {
+        "inputs": [f"{t.name} {t.datatype}{list(t.shape)}" for t in path.inputs],
+        "outputs": [f"{t.name} {t.datatype}{list(t.shape)}" for t in path.outputs],
+        "dimensions": {d.name: f"{d.min}..{d.max}" for d in path.dimensions},
+        "example_sizes": example_sizes(path.dimensions) if dynamic else {},
+        "buckets": "any" if dynamic else [b.name for b in path.buckets],
+    }
 
 
 def machine(runtime: Mapping[str, Any], device: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class Blank:
         if not any(map(shutil.which, ("g++", "c++", "clang++"))):
             raise ArtifactError("no C++ compiler on this machine (g++): restore a built artifact, or install one")
         with inputs.recording(settings.model.checkpoint) as factory_files:
-            skeleton = build_skeleton(settings.model)
+            skeleton = build_skeleton(settings.model, settings.configured_paths)
         if states := skeleton.table.extra_state:
             raise ArtifactError(
                 f"modules keep state beside their tensors ({', '.join(states)}), "

@@ -11,16 +11,20 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.export.graph_signature import InputKind
 
 from app.artifacts import CONSTANTS
-from app.buckets import Bucket
+from app.buckets import FORWARD, Bucket
 from app.child import Work
 from app.child.blank import Blank
 from app.engines._container import Container
+from app.engines.eager import method_of
 from app.errors import ArtifactError
+from app.paths import ModelPath
 from app.samples import example_sizes, sample_inputs
 from app.settings import Settings
 from app.weights import Skeleton
+from app.weights.dtypes import same_bits
 
 OPTIONS = {
     # External constants: the code is one for every set of weights, and the weights exist once in memory.
@@ -47,17 +51,27 @@ def work(given: Work) -> dict[str, Any]:
     constants |= {n: p for n, p in skeleton.module.named_parameters(remove_duplicate=False) if not p.is_meta}
     blank.give_memory()
     tell()
-    packages = []
-    buckets: tuple[Bucket | None, ...] = settings.buckets if settings.compile.specialize == "bucket" else (None,)
-    for number, bucket in enumerate(buckets):
-        program = _export(settings, skeleton.module, bucket)
+    packages: list[dict[str, Any]] = []
+    for path, bucket in _wanted(settings):
+        number = len(packages)
+        program = _export(path, skeleton.module, bucket)
         tell()
         library = f"model-{number}.so"
         proxied = _compile(program, given.scratch / f"{number}.pt2", directory / library)
-        names = Container.open(directory / library).constants()
-        constants |= {n: program.constants[n] for n in names.values() if n in program.constants and n not in constants}
-        row = {"library": library, "bucket": bucket and bucket.name, "constants": names, "proxied": proxied}
-        packages.append(row)
+        lifted = {_in_the_model(name, path): value for name, value in program.constants.items()}
+        names = {
+            own: _kept(_in_the_model(name, path), lifted, constants, number)
+            for own, name in Container.open(directory / library).constants().items()
+        }
+        packages.append(
+            {
+                "path": path.name,
+                "bucket": bucket and bucket.name,
+                "library": library,
+                "constants": names,
+                "proxied": proxied,
+            }
+        )
     tell()
     _check_known(skeleton, packages, constants)
     save_file({name: tensor.detach().clone().contiguous() for name, tensor in constants.items()}, directory / CONSTANTS)
@@ -71,27 +85,72 @@ def work(given: Work) -> dict[str, Any]:
     )
 
 
-def _export(settings: Settings, module: nn.Module, bucket: Bucket | None) -> Any:
-    sizes = dict(bucket.sizes) if bucket else example_sizes(settings.symbolic)
-    arrays = sample_inputs(settings.input_specs, sizes, seed="export")
+def _wanted(settings: Settings) -> list[tuple[ModelPath, Bucket | None]]:
+    """Return what is compiled: each path once for its whole range, or once a bucket."""
+    if settings.compile.specialize == "bucket":
+        return [(path, bucket) for path in settings.model_paths for bucket in path.buckets]
+    return [(path, None) for path in settings.model_paths]
+
+
+class _Method(nn.Module):  # type: ignore[misc]
+    """A method of a module as the forward of another, since only a forward is exported."""
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        super().__init__()
+        self.module = module
+        self._name = name
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        """Call the method."""
+        return method_of(self.module, self._name)(*inputs)
+
+
+def _in_the_model(name: str, path: ModelPath) -> str:
+    """Return what the model itself calls a tensor that an exported program names."""
+    return name if path.name == FORWARD else name.removeprefix("module.")
+
+
+def _kept(name: str, lifted: Mapping[str, Any], constants: dict[str, torch.Tensor], number: int) -> str:
+    """Keep a value that export has lifted out of the code, if the name is of one; return the name it is kept by.
+
+    Programs number what they lift, so the same name may stand for another value in another package.
+    """
+    if name in lifted and name in constants and not same_bits(constants[name], lifted[name]):
+        name, lifted = f"{name}@{number}", {f"{name}@{number}": lifted[name]}
+    if name in lifted:
+        constants.setdefault(name, lifted[name])
+    return name
+
+
+def _export(path: ModelPath, model: nn.Module, bucket: Bucket | None) -> Any:
+    module = model if path.name == FORWARD else _Method(model, path.name)
+    sizes = dict(bucket.sizes) if bucket else example_sizes(path.dimensions)
+    arrays = sample_inputs(path.inputs, sizes, seed="export")
     arguments = tuple(torch.from_numpy(array) for array in arrays.values())
     symbols = (
         {}
         if bucket
-        else {d.name: torch.export.Dim(d.name, min=d.min, max=d.max) for d in settings.symbolic if not d.fixed}
+        else {d.name: torch.export.Dim(d.name, min=d.min, max=d.max) for d in path.dimensions if not d.fixed}
     )
     dynamic = tuple(
         {axis: symbols[size] for axis, size in enumerate(spec.shape) if isinstance(size, str) and size in symbols}
-        for spec in settings.input_specs
+        for spec in path.inputs
     )
     with torch.no_grad():
         shapes = _as_the_forward_takes(module, dynamic) if symbols else None
         program = torch.export.export(module, arguments, dynamic_shapes=shapes, strict=False)
     if changed := _changed_state(program):
-        raise ArtifactError(
-            f"the model's forward changes its own state ({', '.join(changed)}), which lies in mapped files"
-        )
+        names = ", ".join(_in_the_model(name, path) for name in changed)
+        raise ArtifactError(f"the model's {path.name} changes its own state ({names}), which lies in mapped files")
+    _take_for_buffers(program)
     return program
+
+
+def _take_for_buffers(program: Any) -> None:
+    """Make buffers of tensors that stand in the code as numbers: compilation keeps the names of buffers alone."""
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.CONSTANT_TENSOR:
+            spec.kind, spec.persistent = InputKind.BUFFER, False
 
 
 def _changed_state(program: Any) -> list[str]:

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from app.artifacts import CONSTANTS
-from app.buckets import Coverage, Kind, Route
+from app.buckets import Route
 from app.child import Work
 from app.child.blank import Blank
 from app.devices.cpu import available_processors
@@ -51,12 +51,11 @@ def work(given: Work) -> dict[str, Any]:
 
 def _run_buckets(settings: Settings, engine: JitEngine) -> None:
     """Run each bucket through the lines that requests go through, so that guards and keys are theirs."""
-    coverage = Coverage(settings.symbolic, settings.buckets, engine.dynamic, settings.policy(engine.dynamic))
-    forward = Forward(engine, coverage, settings.input_specs, settings.output_specs)
-    for bucket in settings.buckets:
-        arrays = sample_inputs(settings.input_specs, dict(bucket.sizes), seed=bucket.name)
+    forward = Forward(engine, settings.model_paths, settings.uncovered)
+    for bucket in forward.buckets:
+        arrays = sample_inputs(forward.paths[bucket.path].inputs, dict(bucket.sizes), seed=bucket.name)
         for _ in range(RUNS):
-            forward(arrays, Route(Kind.EXACT, bucket, bucket.sizes))
+            forward(arrays, Route.exactly(bucket))
 
 
 def _graph_breaks() -> list[str]:

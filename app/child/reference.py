@@ -5,7 +5,7 @@ from typing import Any, get_args
 import torch
 
 from app.artifacts import golden
-from app.buckets import Coverage, Kind, Route
+from app.buckets import Route
 from app.checkpoints import Checkpoint, open_checkpoint
 from app.child import Resident, Work
 from app.engines.eager import EagerEngine
@@ -26,17 +26,16 @@ def work(given: Work) -> dict[str, Any]:
     torch.set_num_threads(settings.device.threads or torch.get_num_threads())
     checkpoint = open_checkpoint(settings.model.checkpoint, settings.model.trust_pickle)
     memory = _memory(settings, checkpoint, given.resident)
-    skeleton = build_skeleton(settings.model)
+    skeleton = build_skeleton(settings.model, settings.configured_paths)
     tell()
     plan = plan_weights(skeleton.table, checkpoint, settings.model)
     engine = EagerEngine.open(install(skeleton, checkpoint, memory, plan), None)
     tell()
-    coverage = Coverage(settings.symbolic, settings.buckets, engine.dynamic, settings.policy(engine.dynamic))
-    forward = Forward(engine, coverage, settings.input_specs, settings.output_specs)
-    answers, sample = {}, sampler(settings.warmup.samples, settings.input_specs)
-    for bucket in settings.buckets:
-        inputs = sample(dict(bucket.sizes), bucket.name)
-        answers[golden.case(bucket.name, inputs)] = forward(inputs, Route(Kind.EXACT, bucket, bucket.sizes))
+    forward = Forward(engine, settings.model_paths, settings.uncovered)
+    answers, sample = {}, sampler(settings.warmup.samples, settings.model_paths)
+    for bucket in forward.buckets:
+        inputs = sample(bucket)
+        answers[golden.case(bucket.name, inputs)] = forward(inputs, Route.exactly(bucket))
         engine.restore_buffers()  # each answer is that of a module which nobody has asked before
     golden.write(given.directory / golden.FILE, answers)
     tell()

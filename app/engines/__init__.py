@@ -31,5 +31,5 @@ class Engine(Protocol):
     def layers(self) -> tuple[Layer, ...]:
         """Say what each cache below the sealed artifact did in this process so far."""
 
-    def run(self, inputs: Sequence["Tensor"], bucket: Bucket | None) -> Sequence["Tensor"]:
-        """Run contiguous inputs in call order; returns the outputs in the order the model gives them."""
+    def run(self, inputs: Sequence["Tensor"], path: str, bucket: Bucket | None) -> Sequence["Tensor"]:
+        """Run a method of the model on contiguous inputs in call order; returns its outputs in the order it has."""

@@ -1,14 +1,14 @@
 """The module as it is written: the reference for every other engine, and the declared fallback."""
 
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import torch
 from torch import nn
 from torch.utils import _pytree
 
 from app.artifacts import Artifact, Layer, bypassed
-from app.buckets import Bucket
+from app.buckets import FORWARD, Bucket
 from app.errors import ArtifactError
 from app.weights import LoadedModel
 from app.weights.dtypes import same_bits
@@ -59,8 +59,18 @@ class EagerEngine:
         """None of torch's caches: nothing is compiled."""
         return bypassed("the module runs as it is written")
 
-    def run(self, inputs: Sequence[torch.Tensor], bucket: Bucket | None) -> Sequence[torch.Tensor]:
+    def run(self, inputs: Sequence[torch.Tensor], path: str, bucket: Bucket | None) -> Sequence[torch.Tensor]:
         """Call the module and flatten what it returns, in the order that torch flattens mappings and tuples."""
         del bucket
-        leaves, _ = _pytree.tree_flatten(self._module(*inputs))
-        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return tensors_of(method_of(self._module, path)(*inputs))
+
+
+def method_of(module: nn.Module, path: str) -> Callable[..., Any]:
+    """Return what serves a path: the module itself, whose hooks run with its forward, or one of its methods."""
+    return module if path == FORWARD else getattr(module, path)  # type: ignore[no-any-return]
+
+
+def tensors_of(returned: Any) -> list[torch.Tensor]:
+    """Return the tensors in what a module returned, in the order that torch flattens mappings and tuples."""
+    leaves, _ = _pytree.tree_flatten(returned)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]

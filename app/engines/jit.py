@@ -1,18 +1,17 @@
 """torch.compile for models that cannot be exported: traced in each process, compiled once for a whole fleet."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.utils import _pytree
 
 from app.artifacts import Artifact, Layer
 from app.buckets import Bucket
 from app.engines import _inductor
 from app.engines._compiler import Compiler
-from app.engines.eager import EagerEngine
+from app.engines.eager import EagerEngine, method_of, tensors_of
 from app.errors import ArtifactError
 from app.weights import LoadedModel
 
@@ -25,7 +24,8 @@ class JitEngine:
 
     def __init__(self, module: nn.Module, read_only: frozenset[str], live: Path, expected: dict[str, int]) -> None:
         self._eager = EagerEngine(module, read_only)
-        self._call = torch.compile(module, dynamic=False)
+        self._module = module
+        self._compiled: dict[str, Callable[..., Any]] = {}
         self._live, self._expected = live, expected
         self._before = _inductor.objects(live)
 
@@ -53,8 +53,9 @@ class JitEngine:
         """Say what torch's caches did in this process so far."""
         return _inductor.layers(self._before, _inductor.objects(self._live), self._expected)
 
-    def run(self, inputs: Sequence[torch.Tensor], bucket: Bucket | None) -> Sequence[torch.Tensor]:
-        """Call the compiled module and flatten what it returns."""
+    def run(self, inputs: Sequence[torch.Tensor], path: str, bucket: Bucket | None) -> Sequence[torch.Tensor]:
+        """Call the compiled module, or the compiled method of a path, and flatten what it returns."""
         del bucket
-        leaves, _ = _pytree.tree_flatten(self._call(*inputs))
-        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if path not in self._compiled:
+            self._compiled[path] = torch.compile(method_of(self._module, path), dynamic=False)
+        return tensors_of(self._compiled[path](*inputs))

@@ -13,6 +13,7 @@ from app import __version__
 from app.http.answers import as_error, as_json
 from app.http.gate import Gate
 from app.http.oip_json import Ask, decode, encode
+from app.paths import ModelPath
 from app.servable import Rejected, Servable, TensorSpec
 
 # Decoding more than this takes longer than a probe may wait for the event loop.
@@ -31,8 +32,7 @@ class Protocol:
 
     name: str
     version: str
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
+    paths: tuple[ModelPath, ...]
     gate: Gate
     not_ready: Reason
     authorize: Callable[[Request], None]
@@ -126,12 +126,15 @@ def _metadata(protocol: Protocol) -> dict[str, Any]:
             for s in specs
         ]
 
+    first, *_ = protocol.paths
+    paths = {one.name: {"inputs": describe(one.inputs), "outputs": describe(one.outputs)} for one in protocol.paths}
     return {
         "name": protocol.name,
         "versions": [protocol.version],
         "platform": "pytorch_safetensors",
-        "inputs": describe(protocol.inputs),
-        "outputs": describe(protocol.outputs),
+        "inputs": describe(first.inputs),
+        "outputs": describe(first.outputs),
+        **({"paths": paths} if len(paths) > 1 else {}),
     }
 
 
@@ -148,9 +151,9 @@ async def _infer(protocol: Protocol, request: Request, model: str, version: str 
         servable = rehearsed or protocol.gate.enter()
         body = await _body(request, protocol.max_body_bytes)
         started = protocol.clock()
-        ask = await _off_loop(len(body), lambda: decode(body, protocol.inputs, protocol.outputs))
+        ask = await _off_loop(len(body), lambda: decode(body, protocol.paths))
         codec_s = protocol.clock() - started
-        answer = await servable.answer(ask.arrays)
+        answer = await servable.answer(ask.path, ask.arrays)
         started = protocol.clock()
         size = sum(array.nbytes for array in answer.outputs.values())
         response = await _off_loop(size, lambda: _encoded(protocol, ask, answer.outputs))

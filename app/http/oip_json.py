@@ -9,26 +9,33 @@ from typing import Any
 import numpy as np
 import orjson
 
+from app.buckets import FORWARD
+from app.paths import ModelPath
 from app.servable import DATATYPES, Array, Rejected, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A decoded request: arrays by input name, the outputs that are wanted in their order, the id to echo."""
+    """A decoded request: its path, arrays by input name, the outputs wanted in their order, the id to echo."""
 
+    path: str
     arrays: Mapping[str, Array]
     wanted: tuple[TensorSpec, ...]
     id: str | None
 
 
-def decode(body: bytes, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Ask:
-    """Parse a request body; raises Rejected (400, or 501 for binary tensors) naming what is wrong."""
+def decode(body: bytes, paths: Sequence[ModelPath]) -> Ask:
+    """Parse a request body; raises Rejected (400, or 501 for binary tensors) naming what is wrong.
+
+    The request's parameter `path` says which of the model's methods is asked; without it the first is.
+    """
     try:
         request = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise Rejected(400, f"the body is not JSON: {error}") from error
     if not isinstance(request, dict) or not isinstance(request.get("inputs"), list):
         raise Rejected(400, 'the body must be an object with "inputs": [{"name", "shape", "datatype", "data"}, …]')
+    path = _path(request, paths)
     arrays: dict[str, Array] = {}
     for row in request["inputs"]:
         name, array = _tensor(row)
@@ -38,10 +45,19 @@ def decode(body: bytes, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSp
     identifier = request.get("id")
     if identifier is not None and not isinstance(identifier, str):
         raise Rejected(400, '"id" must be a string')
-    return Ask(arrays, _wanted(request.get("outputs"), outputs), identifier)
+    return Ask(path.name, arrays, _wanted(request.get("outputs"), path.outputs), identifier)
 
 
-def request_body(inputs: Sequence[TensorSpec], arrays: Mapping[str, Array]) -> bytes:
+def _path(request: Mapping[str, Any], paths: Sequence[ModelPath]) -> ModelPath:
+    first, *_ = paths
+    name = _parameters("the request", request).get("path", first.name)
+    found = next((path for path in paths if path.name == name), None)
+    if found is None:
+        raise Rejected(400, f"unknown path {name!r}; the model has {', '.join(path.name for path in paths)}")
+    return found
+
+
+def request_body(path: ModelPath, arrays: Mapping[str, Array]) -> bytes:
     """Return what a client sends for these arrays."""
     rows = [
         {
@@ -50,16 +66,17 @@ def request_body(inputs: Sequence[TensorSpec], arrays: Mapping[str, Array]) -> b
             "shape": list(arrays[s.name].shape),
             "data": arrays[s.name].reshape(-1),
         }
-        for s in inputs
+        for s in path.inputs
     ]
-    return orjson.dumps({"inputs": rows}, option=orjson.OPT_SERIALIZE_NUMPY)
+    parameters = {} if path.name == FORWARD else {"parameters": {"path": path.name}}
+    return orjson.dumps({"inputs": rows, **parameters}, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _tensor(row: Any) -> tuple[str, Array]:
     if not isinstance(row, dict) or not isinstance(row.get("name"), str):
         raise Rejected(400, "every input must be an object with a name")
     name, datatype, shape = row["name"], row.get("datatype"), row.get("shape")
-    if "binary_data_size" in _parameters(name, row):
+    if "binary_data_size" in _parameters(f"input {name}", row):
         raise Rejected(501, f"input {name}: binary tensors are not supported by this version; send data as JSON")
     if not isinstance(datatype, str) or datatype not in DATATYPES:
         raise Rejected(400, f"input {name}: datatype {datatype!r} is unknown; known are {', '.join(DATATYPES)}")
@@ -78,10 +95,10 @@ def _tensor(row: Any) -> tuple[str, Array]:
         raise Rejected(400, f"input {name}: no array has the shape {shape}") from error
 
 
-def _parameters(name: str, row: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parameters(owner: str, row: Mapping[str, Any]) -> Mapping[str, Any]:
     found = row.get("parameters") or {}
     if not isinstance(found, dict):
-        raise Rejected(400, f"input {name}: parameters must be an object")
+        raise Rejected(400, f"{owner}: parameters must be an object")
     return found
 
 

@@ -34,11 +34,14 @@ class Executor:
         self._waiting = 0
         self._waiting_bytes = 0
 
-    async def answer(self, arrays: Mapping[str, Array]) -> Answer:
-        """Run one request; raises Rejected when its shape, the queue or its deadline does not allow it."""
+    async def answer(self, path: str, arrays: Mapping[str, Array]) -> Answer:
+        """Run one request by one of the model's paths.
+
+        Raises Rejected when its shape, the queue or its deadline does not allow it.
+        """
         # Whatever takes its place meanwhile: a request is run by the forward that has found its route.
         forward = self._forward
-        route = self._route(forward, arrays)
+        route = self._route(forward, path, arrays)
         size = sum(array.nbytes for array in arrays.values())
         self._admit(size)
         arrived = self._clock()
@@ -57,10 +60,10 @@ class Executor:
         """Run the requests that arrive from now on by another forward."""
         self._forward = forward
 
-    def _route(self, forward: Forward, arrays: Mapping[str, Array]) -> Route:
-        policy = forward.coverage.policy
+    def _route(self, forward: Forward, path: str, arrays: Mapping[str, Array]) -> Route:
+        policy = forward.coverages[path].policy
         try:
-            route = forward.route(arrays)
+            route = forward.route(path, arrays)
         except Rejected as refusal:
             if refusal.reason == "uncovered":
                 self._metrics.uncovered.labels(policy).inc()

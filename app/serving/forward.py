@@ -1,12 +1,13 @@
 """One forward through the engine: shape, pad, run, check, slice. Requests and warm-up go through the same lines."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from app.buckets import Coverage, Kind, Refusal, Route
+from app.buckets import Bucket, Coverage, Kind, Refusal, Route
 from app.errors import WarmupError
+from app.paths import ModelPath
 from app.servable import Array, Rejected, TensorSpec
 
 if TYPE_CHECKING:
@@ -14,28 +15,30 @@ if TYPE_CHECKING:
 
 
 class Forward:
-    """The model as a function from named arrays to named arrays; called on the device lane only."""
+    """The model as functions from named arrays to named arrays, one a path; called on the device lane only."""
 
     def __init__(
-        self,
-        engine: "Engine",
-        coverage: Coverage,
-        inputs: Sequence[TensorSpec],
-        outputs: Sequence[TensorSpec],
-        module: "Engine | None" = None,
+        self, engine: "Engine", paths: Sequence[ModelPath], uncovered: str, module: "Engine | None" = None
     ) -> None:
-        """Make it; `module` runs what is uncovered where the policy is eager, else the engine does."""
-        self.engine, self.coverage = engine, coverage
-        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
-        self._module = module
+        """Make it; `module` runs what is uncovered where the policy `uncovered` is eager, else the engine does."""
+        self.engine = engine
+        self.paths: Mapping[str, ModelPath] = {path.name: path for path in paths}
+        self.coverages: Mapping[str, Coverage] = {path.name: path.coverage(engine.dynamic, uncovered) for path in paths}
+        self._uncovered, self._module = uncovered, module
 
-    def promising(self, coverage: Coverage) -> "Forward":
-        """Return the same forward with another coverage."""
-        return Forward(self.engine, coverage, self.inputs, self.outputs, self._module)
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        """What is promised, in the order of warming."""
+        return tuple(bucket for path in self.paths.values() for bucket in path.buckets)
 
-    def route(self, arrays: Mapping[str, Array]) -> Route:
-        """Return how these arrays are served; raises Rejected (400) for arrays that are not the declared inputs."""
-        found = self.coverage.route(measure(self.inputs, arrays))
+    def promising(self, wanted: Callable[[Bucket], bool]) -> "Forward":
+        """Return the same forward, which promises only some of the buckets."""
+        kept = [path.keeping(wanted) for path in self.paths.values()]
+        return Forward(self.engine, kept, self._uncovered, self._module)
+
+    def route(self, path: str, arrays: Mapping[str, Array]) -> Route:
+        """Return how these arrays are served; raises Rejected (400) for arrays that are not the path's inputs."""
+        found = self.coverages[path].route(measure(self.paths[path].inputs, arrays))
         if isinstance(found, Refusal):
             raise Rejected(400, found.why, None if found.impossible else "uncovered")
         return found
@@ -44,26 +47,27 @@ class Forward:
         """Run one batch; raises WarmupError when the outputs are not what is declared."""
         import torch
 
-        sizes = dict(route.sizes)
+        path, sizes = self.paths[route.path], dict(route.sizes)
         engine = self._module if self._module and route.kind is Kind.UNCOVERED else self.engine
         # Compiled code checks nothing: dtype, shape and contiguity are made certain here, for every run.
-        prepared = [_prepare(spec, arrays[spec.name], spec.sized(sizes)) for spec in self.inputs]
+        prepared = [_prepare(spec, arrays[spec.name], spec.sized(sizes)) for spec in path.inputs]
         with torch.inference_mode():
-            tensors = engine.run([torch.from_numpy(array) for array in prepared], route.bucket)
+            tensors = engine.run([torch.from_numpy(array) for array in prepared], path.name, route.bucket)
             raw = [tensor.numpy() for tensor in tensors]
-        named = self._name(raw, sizes)
-        return _slice(self.outputs, named, measure(self.inputs, arrays)) if route.kind is Kind.PADDED else named
+        named = _name(path, raw, sizes)
+        return _slice(path.outputs, named, measure(path.inputs, arrays)) if route.kind is Kind.PADDED else named
 
-    def _name(self, raw: Sequence[Array], sizes: Mapping[str, int]) -> dict[str, Array]:
-        if len(raw) != len(self.outputs):
-            raise WarmupError(f"the model returns {len(raw)} tensors, {len(self.outputs)} outputs are configured")
-        for spec, array in zip(self.outputs, raw, strict=True):
-            if array.dtype != spec.dtype or array.shape != spec.sized(sizes):
-                raise WarmupError(
-                    f"output {spec.name} is {array.dtype}{list(array.shape)}, configured is "
-                    f"{spec.datatype} {list(spec.sized(sizes))} for {sizes}"
-                )
-        return {spec.name: array for spec, array in zip(self.outputs, raw, strict=True)}
+
+def _name(path: ModelPath, raw: Sequence[Array], sizes: Mapping[str, int]) -> dict[str, Array]:
+    if len(raw) != len(path.outputs):
+        raise WarmupError(f"{path.name} returns {len(raw)} tensors, {len(path.outputs)} outputs are configured")
+    for spec, array in zip(path.outputs, raw, strict=True):
+        if array.dtype != spec.dtype or array.shape != spec.sized(sizes):
+            raise WarmupError(
+                f"output {spec.name} of {path.name} is {array.dtype}{list(array.shape)}, configured is "
+                f"{spec.datatype} {list(spec.sized(sizes))} for {sizes}"
+            )
+    return {spec.name: array for spec, array in zip(path.outputs, raw, strict=True)}
 
 
 def measure(specs: Sequence[TensorSpec], arrays: Mapping[str, Array]) -> dict[str, int]:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from app import plugins
 from app.artifacts import Compiled, Uncompiled
-from app.buckets import Coverage
 from app.engines import Engine
 from app.graph import Lane, stage
 from app.progress import Progress
@@ -29,12 +28,12 @@ def bind_engine(
     name = code.engine if isinstance(code, Compiled) else "eager"
     artifact = code.artifact if isinstance(code, Compiled) else None
     engine = plugins.load("app.engines", name, Engine).open(loaded, artifact)
-    policy = settings.policy(engine.dynamic)
-    coverage = Coverage(settings.symbolic, settings.buckets, engine.dynamic, policy)
-    told = "" if policy == settings.uncovered else ", other shapes are rejected: not every input says what to pad with"
-    module = None
-    if policy == "eager" and name != "eager":
+    module, told = None, ""
+    if settings.uncovered == "eager" and name != "eager":
         module = plugins.load("app.engines", "eager", Engine).open(loaded, None)
         told = ", what is uncovered by the module itself"
+    forward = Forward(engine, settings.model_paths, settings.uncovered, module)
+    if rejecting := [one.path for one in forward.coverages.values() if one.policy != settings.uncovered]:
+        told = f", {', '.join(rejecting)} rejects other shapes: not every input says what to pad with"
     progress.say(f"{name}, {'one code for every shape' if engine.dynamic else 'one code a bucket'}{told}")
-    return BoundEngine(Forward(engine, coverage, settings.input_specs, settings.output_specs, module), name)
+    return BoundEngine(forward, name)

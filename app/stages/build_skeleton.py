@@ -23,7 +23,7 @@ def build_skeleton(
     from app.weights import skeleton
 
     progress.observe(imported_modules)
-    built = skeleton.build_skeleton(settings.model)
+    built = skeleton.build_skeleton(settings.model, settings.configured_paths)
     rebuilt = f"{len(built.attributes)} plain attributes rebuilt" if built.attributes else ""
     progress.say("; ".join(text for text in (built.construction, rebuilt) if text))
     return built

@@ -38,7 +38,7 @@ class Preflight:
 @stage(Lane.DISK)
 def preflight(settings: Settings, checkpoint: Checkpoint, progress: Progress) -> Preflight:
     """Give the plan of memory; raises ResourceError with need, limit, what counts and what to change."""
-    sampler(settings.warmup.samples, settings.input_specs)  # so that a file that cannot be used ends the start now
+    sampler(settings.warmup.samples, settings.model_paths)  # so that a file that cannot be used ends the start now
     choice = choose_layout(checkpoint, settings.model.reading, settings.model.cast)
     layout = choice.layout
     digests = expected_digests(settings.model.sha256, checkpoint)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from app.artifacts import golden
-from app.buckets import Kind, Route
+from app.buckets import Route
 from app.devices import AcquiredDevice
 from app.errors import WarmupError
 from app.graph import Lane, stage
@@ -63,12 +63,12 @@ def prove_answers(
 
 def _prove(settings: Settings, warm: WarmEngine, reference: Reference, progress: Progress) -> tuple[BucketReport, ...]:
     rows = {row.name: row for row in warm.rows}
-    for bucket in warm.forward.coverage.buckets:
+    for bucket in warm.forward.buckets:
         inputs, outputs = warm.inputs[bucket.name], warm.outputs[bucket.name]
         expected = reference.cases.get(golden.case(bucket.name, inputs))
         if reference.kind == "none":
             # The module serves: what can be proven is that it answers the same twice and that the values are finite.
-            expected = warm.forward(inputs, Route(Kind.EXACT, bucket, bucket.sizes))
+            expected = warm.forward(inputs, Route.exactly(bucket))
             warm.forward.engine.restore_buffers()
         difference = compare(outputs, expected, settings.warmup.tolerance)
         if not difference.holds:

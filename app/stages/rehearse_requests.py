@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from app.errors import WarmupError
 from app.graph import Lane, Skipped, stage
+from app.paths import ModelPath
 from app.progress import Progress
 from app.servable import Array
 from app.serving.forward import Forward
@@ -16,9 +17,9 @@ TIMES = 2
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """Sends named arrays to the application as a client would and returns the status of its answer."""
+    """Sends arrays for a path to the application as a client would and returns the status of its answer."""
 
-    send: Callable[[ProvenModel, Mapping[str, Array]], int]
+    send: Callable[[ProvenModel, ModelPath, Mapping[str, Array]], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +37,10 @@ def rehearse_requests(
 
     The engine is warm already; here the socket, the routing, the decoding and the encoding run for the first time.
     """
-    smallest = min(proven.forward.coverage.buckets, key=lambda bucket: bucket.volume)
+    smallest = min(proven.forward.buckets, key=lambda bucket: bucket.volume)
     progress.expect(TIMES, "requests")
     for _ in range(TIMES):
-        status = rehearsal.send(proven, warm.inputs[smallest.name])
+        status = rehearsal.send(proven, proven.forward.paths[smallest.path], warm.inputs[smallest.name])
         if status == 413:
             return Skipped(
                 ReadyModel(proven.forward), "the smallest bucket is larger than serving.max_body_bytes as JSON"

@@ -5,7 +5,7 @@ import time
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
-from app.buckets import Bucket, Coverage, Kind, Route
+from app.buckets import Bucket, Route
 from app.budget import Budget, BudgetSpentError, DoesNotFitError
 from app.errors import ResourceError, WarmgateError, WarmupError
 from app.footprint import measured
@@ -44,16 +44,16 @@ def warm_buckets(settings: Settings, engine: BoundEngine, resident: ResidentWeig
     """
     # A build may have taken minutes: a file that was truncated meanwhile would end the process without a word.
     resident.check_unchanged()
-    buckets = engine.forward.coverage.buckets
+    buckets = engine.forward.buckets
     rows = {bucket.name: BucketReport(bucket.name, bucket.required) for bucket in buckets}
     inputs: dict[str, Mapping[str, Array]] = {}
     outputs: dict[str, Mapping[str, Array]] = {}
     progress.expect(len(buckets), "buckets")
     progress.show(tuple(rows.values()))
-    sample = sampler(settings.warmup.samples, engine.forward.inputs)
+    sample = sampler(settings.warmup.samples, settings.model_paths)
     budget, traces, restored = Budget.begin(settings.warmup), Traces.take(), set[str]()
     for bucket in buckets:
-        inputs[bucket.name] = sample(dict(bucket.sizes), bucket.name)
+        inputs[bucket.name] = sample(bucket)
         try:
             budget.allow(bucket)
             with measured() as taken:
@@ -87,7 +87,7 @@ def _fatal(bucket: Bucket, error: Exception) -> WarmgateError:
 def _warm(
     forward: Forward, bucket: Bucket, arrays: Mapping[str, Array], calls: int, progress: Progress
 ) -> tuple[BucketReport, Mapping[str, Array]]:
-    route = Route(Kind.EXACT, bucket, bucket.sizes)
+    route = Route.exactly(bucket)
     outputs: Mapping[str, Array] = {}
     seconds = []
     before = graphs_traced()
@@ -102,10 +102,8 @@ def _warm(
 
 
 def _only(forward: Forward, warm: Container[str]) -> Forward:
-    """Return the forward whose coverage promises the warm buckets alone."""
-    old = forward.coverage
-    kept = tuple(bucket for bucket in old.buckets if bucket.name in warm)
-    if not kept:
+    """Return the forward that promises the warm buckets alone."""
+    kept = forward.promising(lambda bucket: bucket.name in warm)
+    if not kept.buckets:
         raise WarmupError("no bucket could be warmed, so ready would promise nothing; see the buckets in the report")
-    coverage = Coverage(old.dimensions, kept, old.dynamic, old.policy)
-    return forward.promising(coverage)
+    return kept

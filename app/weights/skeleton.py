@@ -1,6 +1,6 @@
 """Build the module on the meta device: shapes without data, then the ordinary values of what no checkpoint holds."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
@@ -18,16 +18,29 @@ from app.weights.plan import ModelTable, ModelTensor
 from app.weights.randomness import random_states_kept
 
 
-def build_skeleton(model: Model) -> Skeleton:
+def build_skeleton(model: Model, methods: Iterable[str] = ()) -> Skeleton:
     """Call the factory on the meta device; buffers and plain tensor attributes get their ordinary values.
 
     A constructor that looks at data cannot run there: it is run on the CPU, and the skeleton says so and why. Raises
-    SettingsError when the factory cannot be found, raises, returns something else than a module, or makes values that
-    no checkpoint holds at random.
+    SettingsError when the factory cannot be found, raises, returns something else than a module, one that lacks one of
+    the methods to be served, or makes values that no checkpoint holds at random.
     """
     factory = find_factory(model.factory)
     with random_states_kept():
-        return _build(factory, model)
+        skeleton = _build(factory, model)
+    _check_methods(skeleton.module, model.factory, methods)
+    return skeleton
+
+
+def _check_methods(module: nn.Module, factory: str, methods: Iterable[str]) -> None:
+    kind = type(module)
+    for name in methods:
+        if not callable(getattr(module, name, None)):
+            own = [one for one in vars(kind) if not one.startswith("_") and callable(getattr(kind, one))]
+            raise SettingsError(
+                f"paths.{name}: {kind.__name__}, which model.factory {factory} makes, has no such method; "
+                f"it has {', '.join(own) or 'none of its own'}"
+            )
 
 
 def _build(factory: Factory, model: Model) -> Skeleton:

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from app.buckets import FORWARD
 from app.engines.eager import EagerEngine
 from app.settings import Model
 from app.stages import STARTUP
@@ -107,7 +108,7 @@ def test_a_start_installs_first_ties_again_and_binds_what_is_installed(tmp_path:
 
     assert module.head.weight is module.embed.weight
     assert {tensor.data_ptr() for tensor in tensors.values()} == {module.embed.weight.data_ptr()}
-    (answer,) = engine.run([ids], None)
+    (answer,) = engine.run([ids], FORWARD, None)
     assert torch.equal(answer, state["embed.weight"][ids] @ state["head.weight"].t())
 
 

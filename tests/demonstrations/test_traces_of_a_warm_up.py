@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from app.artifacts import Uncompiled
+from app.buckets import FORWARD
 from app.checkpoints import open_checkpoint
 from app.engines.eager import EagerEngine
 from app.errors import WarmupError
@@ -200,16 +201,16 @@ def test_a_forward_that_writes_to_a_buffer_answers_the_first_client_by_who_warme
     engine, x = EagerEngine.open(model, None), torch.ones(1, 3)
     parameters = [one.clone() for one in model.module.parameters()]
     buffers = [one.clone() for one in model.module.buffers()]
-    (cold,) = engine.run([x], None)
+    (cold,) = engine.run([x], FORWARD, None)
 
-    (warm,) = engine.run([x], None)
+    (warm,) = engine.run([x], FORWARD, None)
     assert not same_bits(warm, cold)
     assert all(same_bits(now, before) for now, before in zip(model.module.parameters(), parameters, strict=True))
 
     assert engine.restore_buffers() == ("calls",)
     assert all(same_bits(now, before) for now, before in zip(model.module.buffers(), buffers, strict=True))
     assert engine.restore_buffers() == ()
-    (again,) = engine.run([x], None)
+    (again,) = engine.run([x], FORWARD, None)
     assert same_bits(again, cold)
 
 

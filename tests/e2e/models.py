@@ -25,6 +25,19 @@ class Tiny(nn.Module):
         return self.second(torch.tanh(self.first(x + self.offsets))) * self.scale
 
 
+class Paired(Tiny):
+    """Has methods beside its forward; the numbers in their code are not the same though export calls them the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+    def encode(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.first(x + self.offsets)) * torch.tensor([0.2, 0.3, 0.5, 0.7]).repeat(4)
+
+    def compare(self, left: Tensor, right: Tensor) -> Tensor:
+        return self.encode(left) @ self.encode(right).T
+
+
 class Tied(nn.Module):
     """An embedding whose weight is also the output layer's; the file holds one of the names."""
 
@@ -231,6 +244,10 @@ def tiny() -> nn.Module:
 
 def wide() -> nn.Module:
     return Wide()
+
+
+def paired() -> nn.Module:
+    return Paired()
 
 
 def tied() -> nn.Module:

@@ -44,6 +44,11 @@ inputs:
   - {name: mask, datatype: BOOL, shape: [batch, sequence], pad: false}
 outputs:
   - {name: out, datatype: FP32, shape: [batch, 4]}
+paths:
+  count:
+    inputs: [{name: ids, datatype: INT32, shape: [batch]}]
+    outputs: [{name: counts, datatype: INT64, shape: [batch]}]
+    buckets: [{batch: 3, required: false}]
 dimensions:
   batch: {min: 1, max: 8, buckets: [8, 1, 8]}
   sequence: {min: 2, max: 64, buckets: [16, 64]}
@@ -145,6 +150,17 @@ def test_a_full_configuration_is_read_field_by_field(file: Path) -> None:
             },
         ],
         "outputs": [{"name": "out", "datatype": "FP32", "shape": ["batch", 4], "pad": None, "low": None, "high": None}],
+        "paths": {
+            "count": {
+                "inputs": [
+                    {"name": "ids", "datatype": "INT32", "shape": ["batch"], "pad": None, "low": None, "high": None}
+                ],
+                "outputs": [
+                    {"name": "counts", "datatype": "INT64", "shape": ["batch"], "pad": None, "low": None, "high": None}
+                ],
+                "buckets": [{"batch": 3, "required": False}],
+            }
+        },
         "dimensions": {
             "batch": {"min": 1, "max": 8, "buckets": [8, 1, 8]},
             "sequence": {"min": 2, "max": 64, "buckets": [16, 64]},
@@ -198,16 +214,21 @@ def test_a_full_configuration_gives_dimensions_buckets_and_specs_as_plain_values
     file.write_text(FULL)
     settings = configure.load(file)
 
-    assert settings.symbolic == (Dimension("batch", 1, 8, (1, 8)), Dimension("sequence", 2, 64, (16, 64)))
+    forward, count = settings.model_paths
+    assert (forward.name, count.name) == ("forward", "count")
+    assert [dimension.name for dimension in count.dimensions] == ["batch"]
+    assert (count.inputs[0].datatype, count.outputs[0].name) == ("INT32", "counts")
+    assert forward.dimensions == (Dimension("batch", 1, 8, (1, 8)), Dimension("sequence", 2, 64, (16, 64)))
     assert settings.buckets == (
         Bucket((("batch", 8), ("sequence", 64)), required=False),
         Bucket((("batch", 1), ("sequence", 16)), required=True),
+        Bucket((("batch", 3),), required=False, path="count"),
     )
-    assert settings.input_specs == (
+    assert forward.inputs == (
         TensorSpec("ids", "INT64", ("batch", "sequence"), 0, 0.0, 100.0),
         TensorSpec("mask", "BOOL", ("batch", "sequence"), False),
     )
-    assert settings.output_specs == (TensorSpec("out", "FP32", ("batch", 4)),)
+    assert forward.outputs == (TensorSpec("out", "FP32", ("batch", 4)),)
 
 
 def test_all_buckets_are_the_cross_product_smallest_first(file: Path) -> None:
@@ -378,7 +399,8 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("startup.on_failure", "pray", "startup.on_failure = 'pray': 'exit' or 'stay'"),
     ("uncovered", "maybe", "uncovered = 'maybe': 'pad', 'reject' or 'eager'"),
     ("device.kind", "tpu", "device.kind = 'tpu': 'auto', 'cpu', 'cuda' or 'npu'"),
-    ("inputs", [], "inputs = []: List should have at least 1 item after validation, not 0"),
+    ("inputs", [], "inputs = []: say what forward takes, or name other methods under paths"),
+    ("outputs", [], "outputs = []: say what forward returns, or name other methods under paths"),
     ("inputs.0.datatype", "BYTES", f"inputs.0.datatype = 'BYTES': {KINDS}"),
     ("outputs", TWICE, f"outputs = {str(TWICE)[:77]}...: names must differ, found ['o', 'o']"),
     (
@@ -421,12 +443,12 @@ MISTAKES: list[tuple[str, Any, str]] = [
             "batch": {"min": 1, "max": 64, "buckets": list(range(1, 34))},
             "sequence": {"min": 2, "max": 64, "buckets": list(range(2, 34))},
         },
-        "warmup.buckets = 'all': makes 1056 buckets; allowed are 1024, list those that matter",
+        "the configuration makes 1056 buckets; allowed are 1024, list those that matter",
     ),
     (
         "warmup.buckets",
         [{"batch": 1, "sequence": 16}] * 1025,
-        "warmup.buckets lists 1025 buckets; allowed are 1024",
+        "the configuration makes 1025 buckets; allowed are 1024, list those that matter",
     ),
     ("model.codec", "a:B", "model.codec = 'a:B': this version offers null"),
     (
@@ -468,6 +490,64 @@ def test_one_mistake_is_one_problem_with_field_value_and_what_is_allowed(
     assert problems(file) == (problem,)
 
 
+TENSOR = {"name": "n", "datatype": "INT8", "shape": ["batch"]}
+PATH = {"inputs": [TENSOR], "outputs": [{**TENSOR, "name": "out"}]}
+
+
+@pytest.mark.parametrize(
+    ("paths", "problem"),
+    [
+        (
+            {"forward": PATH},
+            "paths.forward.[key] = 'forward': what forward takes and gives stands in inputs and outputs",
+        ),
+        ({"2x": PATH}, "paths.2x.[key] = '2x': String should match pattern '^[A-Za-z_]\\w*$'"),
+        ({"count": {"outputs": [TENSOR]}}, "paths.count.inputs is not set"),
+        ({"count": {**PATH, "bucktes": []}}, "paths.count.bucktes is no field; did you mean buckets?"),
+        (
+            {"count": {**PATH, "buckets": []}},
+            "paths.count.buckets = []: at least one bucket must be warmed, else ready would mean nothing",
+        ),
+        ({"count": {**PATH, "buckets": [{"batch": 9}]}}, "paths.count.buckets.0.batch = 9: allowed are 1 to 8"),
+        (
+            {"count": {**PATH, "buckets": [{"batch": 1}, {"batch": 1, "required": False}]}},
+            "paths.count.buckets gives batch=1 twice",
+        ),
+        (
+            {"count": {**PATH, "buckets": [{"batch": 1, "sequence": 2}]}},
+            "paths.count.buckets.0 gives ['batch', 'sequence'], expected are ['batch']",
+        ),
+        (
+            {"count": {**PATH, "outputs": [{**TENSOR, "shape": ["sequence"]}]}},
+            "paths.count.outputs.n.shape names sequence, which is in no shape of an input of count",
+        ),
+        (
+            {"count": {**PATH, "inputs": [{**TENSOR, "high": -129}]}},
+            "paths.count.inputs.n.high = -129.0: not a value of INT8",
+        ),
+    ],
+)
+def test_one_mistake_in_a_path_is_one_problem_with_its_place(file: Path, paths: Any, problem: str) -> None:
+    file.write_text(dumped(put("paths", paths)))
+
+    assert problems(file) == (problem,)
+
+
+def test_what_is_said_of_a_forward_that_is_not_served_is_a_problem(file: Path) -> None:
+    without = put("paths", {"count": {**PATH, "inputs": [{**TENSOR, "shape": ["batch", "sequence"]}]}})
+    del without["inputs"]
+    without["warmup"] = {"buckets": [{"batch": 1, "sequence": 2}]}
+    file.write_text(dumped(without))
+
+    assert problems(file) == (
+        "inputs = []: say what forward takes, or name other methods under paths",
+        "warmup.buckets lists buckets of forward, which has no inputs; list those of a path under paths",
+    )
+    del without["outputs"], without["warmup"]
+    file.write_text(dumped(without))
+    assert [path.name for path in configure.load(file).model_paths] == ["count"]
+
+
 def test_an_input_that_would_be_padded_needs_a_value_to_pad_with(file: Path) -> None:
     file.write_text(dumped(put("inputs.0.pad", ...)))
 
@@ -504,7 +584,7 @@ def test_all_contradictions_are_told_at_once(file: Path) -> None:
 
 
 KNOWN = (
-    "COMPILE, DEVICE, DIMENSIONS, HTTP, INPUTS, MEMORY, MODEL, OUTPUTS, READINESS, REPORT, SERVING, STARTUP, "
+    "COMPILE, DEVICE, DIMENSIONS, HTTP, INPUTS, MEMORY, MODEL, OUTPUTS, PATHS, READINESS, REPORT, SERVING, STARTUP, "
     "UNCOVERED, WARMUP"
 )
 
@@ -612,7 +692,8 @@ def test_a_merge_key_of_yaml_takes_the_fields_of_its_anchor(file: Path) -> None:
         f"{text}dimensions:\n  batch: &range {{min: 2, max: 8, buckets: [8]}}\n  sequence: {{<<: *range, max: 9}}\n"
     )
 
-    assert configure.load(file).symbolic == (Dimension("batch", 2, 8, (8,)), Dimension("sequence", 2, 9, (8,)))
+    (forward,) = configure.load(file).model_paths
+    assert forward.dimensions == (Dimension("batch", 2, 8, (8,)), Dimension("sequence", 2, 9, (8,)))
 
 
 def test_a_configuration_cannot_be_changed_once_it_is_read(file: Path) -> None:

@@ -3,14 +3,16 @@
 import asyncio
 import threading
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from app.buckets import Bucket, Coverage, Dimension, Kind, Route
+from app.buckets import FORWARD, Bucket, Dimension, Kind, Route
 from app.lanes import DeviceLane
+from app.paths import ModelPath
 from app.servable import Answer, Array, Rejected, TensorSpec
 from app.serving.executor import Executor
 from app.serving.forward import Forward, measure
@@ -26,8 +28,9 @@ OUTPUTS = (TensorSpec("y", "FP32", ("batch", 3)),)
 class Doubling(Forward):
     """Routes as the real one; the computation is a function of arrays that may wait for a gate."""
 
-    def __init__(self, coverage: Coverage, opened: threading.Event | None = None) -> None:
-        super().__init__(None, coverage, INPUTS, OUTPUTS)  # type: ignore[arg-type]
+    def __init__(self, opened: threading.Event | None = None, dynamic: bool = True, policy: str = "pad") -> None:
+        engine: Any = SimpleNamespace(dynamic=dynamic)
+        super().__init__(engine, [ModelPath(FORWARD, INPUTS, OUTPUTS, (BATCH,), BUCKETS)], policy)
         self.opened, self.runs = opened, 0
 
     def __call__(self, arrays: Mapping[str, Array], route: Route) -> dict[str, Array]:
@@ -35,10 +38,6 @@ class Doubling(Forward):
             self.opened.wait(30)
         self.runs += 1
         return {"y": arrays["x"] * 2}
-
-
-def coverage(dynamic: bool = True, policy: str = "pad") -> Coverage:
-    return Coverage((BATCH,), BUCKETS, dynamic, policy)
 
 
 class Clock:
@@ -59,10 +58,10 @@ def rows(count: int) -> dict[str, Array]:
 
 
 def test_an_answer_comes_with_its_route_and_first_requests_are_kept_for_buckets_alone() -> None:
-    made, metrics = executor(Doubling(coverage()))
+    made, metrics = executor(Doubling())
 
     async def scenario() -> list[Answer]:
-        return [await made.answer(rows(count)) for count in (2, 3, 7)]
+        return [await made.answer(FORWARD, rows(count)) for count in (2, 3, 7)]
 
     answers = asyncio.run(scenario())
     assert [answer.route.kind for answer in answers] == [Kind.EXACT, Kind.DYNAMIC, Kind.UNCOVERED]
@@ -73,13 +72,13 @@ def test_an_answer_comes_with_its_route_and_first_requests_are_kept_for_buckets_
 
 def test_more_requests_than_may_wait_are_refused_at_once_and_the_others_are_answered() -> None:
     opened = threading.Event()
-    made, _ = executor(Doubling(coverage(), opened), max_queue_items=2)
+    made, _ = executor(Doubling(opened), max_queue_items=2)
 
     async def scenario() -> tuple[Rejected, list[Answer]]:
-        running = [asyncio.create_task(made.answer(rows(2))) for _ in range(2)]
+        running = [asyncio.create_task(made.answer(FORWARD, rows(2))) for _ in range(2)]
         await asyncio.sleep(0)
         with pytest.raises(Rejected) as refused:
-            await made.answer(rows(2))
+            await made.answer(FORWARD, rows(2))
         opened.set()
         return refused.value, await asyncio.gather(*running)
 
@@ -90,14 +89,14 @@ def test_more_requests_than_may_wait_are_refused_at_once_and_the_others_are_answ
 
 def test_a_request_that_has_not_started_in_time_is_answered_504_at_once_and_never_runs() -> None:
     opened = threading.Event()
-    forward = Doubling(coverage(), opened)
+    forward = Doubling(opened)
     made, _ = executor(forward, timeout_s=0.05)
 
     async def scenario() -> Rejected:
-        first = asyncio.create_task(made.answer(rows(2)))
+        first = asyncio.create_task(made.answer(FORWARD, rows(2)))
         await asyncio.sleep(0)
         with pytest.raises(Rejected) as late:
-            await made.answer(rows(2))  # the lane is busy with the first, which waits for this test
+            await made.answer(FORWARD, rows(2))  # the lane is busy with the first, which waits for this test
         opened.set()
         await first
         return late.value
@@ -109,9 +108,9 @@ def test_a_request_that_has_not_started_in_time_is_answered_504_at_once_and_neve
 
 
 def test_a_shape_that_is_refused_is_counted_under_its_policy() -> None:
-    made, metrics = executor(Doubling(coverage(dynamic=False, policy="reject")))
+    made, metrics = executor(Doubling(dynamic=False, policy="reject"))
     with pytest.raises(Rejected) as refused:
-        asyncio.run(made.answer(rows(3)))
+        asyncio.run(made.answer(FORWARD, rows(3)))
     assert (refused.value.status, refused.value.reason) == (400, "uncovered")
     assert metrics.uncovered.labels("reject")._value.get() == 1
 

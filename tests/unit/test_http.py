@@ -12,13 +12,14 @@ from fastapi import Depends, FastAPI
 from starlette.types import ASGIApp
 
 from app import __version__
-from app.buckets import Kind, Route
+from app.buckets import FORWARD, Kind, Route
 from app.errors import SettingsError
 from app.graph import Lane
 from app.http import oip, probes
 from app.http.answers import as_error, retry_after
 from app.http.edge import Edge, install_errors, key_check
 from app.http.gate import Gate
+from app.paths import ModelPath
 from app.readiness import Check, Readiness
 from app.servable import Answer, Array, Rejected, TensorSpec
 from app.startup import StageView, State
@@ -366,7 +367,7 @@ class Doubling:
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
 
-    async def answer(self, arrays: Mapping[str, Array]) -> Answer:
+    async def answer(self, path: str, arrays: Mapping[str, Array]) -> Answer:
         if self.error:
             raise self.error
         return Answer({"y": (arrays["x"] * 2).astype(np.float32)}, Route(Kind.EXACT, None, ()), 0.0, 0.0)
@@ -397,8 +398,7 @@ def protocol(
     made = oip.Protocol(
         "tiny",
         "2",
-        INPUTS,
-        OUTPUTS,
+        (ModelPath(FORWARD, INPUTS, OUTPUTS, (), ()),),
         opened,
         lambda: not_ready,
         key_check(None),

@@ -62,6 +62,12 @@ class World:
             },
             "inputs": [{"name": "x", "datatype": "FP32", "shape": ["batch", 3], "pad": 0}],
             "outputs": [{"name": "y", "datatype": "FP32", "shape": ["batch", 4]}],
+            "paths": {
+                "twin": {
+                    "inputs": [{"name": "x", "datatype": "FP32", "shape": [3]}],
+                    "outputs": [{"name": "y", "datatype": "FP32", "shape": [4]}],
+                }
+            },
             "dimensions": {"batch": {"max": 16, "buckets": [2, 8]}},
             "compile": {"artifacts": str(self.store.path)},
         }
@@ -255,6 +261,10 @@ ROWS: dict[str, tuple[Change, str]] = {
     "dimensions.*": (setting("dimensions.batch.max", 32), "dimension batch 1..16 → 1..32"),
     "example_sizes.*": (setting("dimensions.batch.buckets", [2, 16]), "example size of batch 8 → 16"),
     "buckets": (setting("compile.specialize", "bucket"), "buckets any → batch=2, batch=8"),
+    "paths.*": (
+        setting("paths.twin.inputs.0.shape", [5]),
+        "path twin.inputs x FP32[3] → x FP32[5]",
+    ),
     "tensors.*": (
         lambda world: world.weights({**SHAPES, "a.weight": filled("F32", 4, 5)}),
         "tensor a.weight F32[4,3] → F32[4,5]",

@@ -26,6 +26,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
         "app.environment",
         "app.identity",
         "app.keys",
+        "app.paths",
         "app.plan",
         "app.plan_values",
         "app.samples",

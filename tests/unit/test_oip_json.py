@@ -8,10 +8,12 @@ import pytest
 
 from app.http.answers import as_json
 from app.http.oip_json import Ask, decode, encode
+from app.paths import ModelPath
 from app.servable import DATATYPES, Array, Rejected, TensorSpec
 
 INPUTS = (TensorSpec("x", "INT64", ("batch", 2)),)
 OUTPUTS = (TensorSpec("y", "FP32", ("batch", 2)), TensorSpec("z", "INT64", ("batch",)))
+PATHS = (ModelPath("forward", INPUTS, OUTPUTS, (), ()),)
 KNOWN = "BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, FP32, FP64"
 
 
@@ -21,12 +23,12 @@ def row(**changes: Any) -> dict[str, Any]:
 
 
 def ask(*rows: dict[str, Any], **fields: Any) -> Ask:
-    return decode(orjson.dumps({"inputs": list(rows) or [row()], **fields}), INPUTS, OUTPUTS)
+    return decode(orjson.dumps({"inputs": list(rows) or [row()], **fields}), PATHS)
 
 
 def refusal(body: bytes) -> tuple[int, str]:
     with pytest.raises(Rejected) as caught:
-        decode(body, INPUTS, OUTPUTS)
+        decode(body, PATHS)
     assert caught.value.reason is None
     return caught.value.status, str(caught.value)
 
@@ -69,7 +71,7 @@ def test_flat_and_nested_data_are_the_same_tensor(shape: list[int], data: Any) -
 def test_every_datatype_keeps_its_extreme_values_exactly_in_both_directions(datatype: str, data: list[Any]) -> None:
     decoded = ask(row(datatype=datatype, data=data)).arrays["x"]
     spec = TensorSpec("out", datatype, (1, 2))
-    body = as_json(encode("m", "1", Ask({}, (spec,), None), {"out": decoded})).body
+    body = as_json(encode("m", "1", Ask("forward", {}, (spec,), None), {"out": decoded})).body
     sent = orjson.loads(body)["outputs"][0]
 
     assert described(decoded) == (DATATYPES[datatype], (1, 2), [data])
@@ -205,7 +207,7 @@ def test_an_input_that_is_no_object_is_refused(one: Any) -> None:
 )
 def test_the_id_is_echoed_exactly_when_there_is_one(fields: dict[str, Any], identifier: str | None) -> None:
     asked = ask(**fields)
-    answer = encode("m", "1", Ask(asked.arrays, (), asked.id), {})
+    answer = encode("m", "1", Ask(asked.path, asked.arrays, (), asked.id), {})
 
     assert (asked.id, answer.get("id"), "id" in answer) == (identifier, identifier, identifier is not None)
 
@@ -263,7 +265,7 @@ def test_the_answer_holds_model_version_id_and_flat_outputs() -> None:
 def test_an_output_that_is_not_contiguous_is_sent_row_by_row() -> None:
     transposed = np.arange(4, dtype=np.float32).reshape(2, 2).T
 
-    body = as_json(encode("m", "1", Ask({}, OUTPUTS[:1], None), {"y": transposed})).body
+    body = as_json(encode("m", "1", Ask("forward", {}, OUTPUTS[:1], None), {"y": transposed})).body
 
     assert orjson.loads(body)["outputs"][0]["data"] == [0.0, 2.0, 1.0, 3.0]
 
@@ -273,7 +275,7 @@ def test_an_output_that_is_not_finite_is_an_error_and_never_null(value: float) -
     outputs = {"y": np.array([[1.0, value]], np.float32)}
 
     with pytest.raises(Rejected) as caught:
-        encode("m", "1", Ask({}, OUTPUTS[:1], None), outputs)
+        encode("m", "1", Ask("forward", {}, OUTPUTS[:1], None), outputs)
 
     assert (caught.value.status, str(caught.value)) == (
         500,

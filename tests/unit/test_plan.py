@@ -194,7 +194,7 @@ SHAPES = ["batch=1,sequence=32", "batch=8,sequence=32", "batch=8,sequence=128"]
 def test_each_shape_goes_to_the_smallest_bucket_that_holds_it(
     requests: Sequence[tuple[tuple[int, int], int]], shares: tuple[float, ...], uncovered: float
 ) -> None:
-    rows = [({"sequence": sequence, "batch": batch}, count) for (batch, sequence), count in requests]
+    rows = [("forward", {"sequence": sequence, "batch": batch}, count) for (batch, sequence), count in requests]
 
     assert plan.attribute(SHAPES, rows) == (dict(zip(SHAPES, shares, strict=True)), uncovered)
 
@@ -209,7 +209,7 @@ def test_each_shape_goes_to_the_smallest_bucket_that_holds_it(
 )
 def test_requests_that_no_bucket_can_have_are_refused(names: list[str], sizes: Any, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        plan.attribute(names, [(sizes, 1)])
+        plan.attribute(names, [("forward", sizes, 1)])
 
 
 @pytest.mark.parametrize("name", ["fixed", "batch=1", "batch=1,sequence=32", "_a1=999999999999999999"])
@@ -282,11 +282,8 @@ MISTAKES: list[tuple[str, Any, str]] = [
         [{"batch": 1.5, "count": 1}],
         "requests.0.batch = 1.5: a valid integer, got a number with a fractional part",
     ),
-    (
-        "requests",
-        [{"batch": 1}],
-        "requests = [{'batch': 1}]: rows like {batch: 3, sequence: 77, count: 120}; row 0 has no count",
-    ),
+    ("requests", [{"batch": 1}], "requests.0.count is not set"),
+    ("requests", [{"path": 3, "batch": 1, "count": 1}], "requests.0.path = 3: a valid string"),
 ]
 
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from app.buckets import Bucket
 from app.errors import SettingsError
+from app.paths import ModelPath
 from app.samples import sample_inputs
 from app.sampling import sampler
 from app.servable import TensorSpec
@@ -16,6 +18,14 @@ SPECS = [
     TensorSpec("scale", "FP32", ("batch", 2), low=-1, high=1),
 ]
 GOOD = {"ids": np.array([[5, 6, 7], [8, 5, 6]]), "scale": np.array([[0.5, 1.0]], np.float32)}
+
+
+def path(*inputs: TensorSpec, name: str = "forward") -> ModelPath:
+    return ModelPath(name, inputs, (), (), ())
+
+
+def bucket(batch: int, sequence: int, path: str = "forward") -> Bucket:
+    return Bucket((("batch", batch), ("sequence", sequence)), path=path)
 
 
 def written(file: Path, **arrays: np.ndarray) -> str:
@@ -28,7 +38,7 @@ def written(file: Path, **arrays: np.ndarray) -> str:
 
 @pytest.mark.parametrize("name", ["samples.npz", "samples.safetensors"])
 def test_a_file_is_cut_to_a_bucket_and_begins_again_where_it_has_less(tmp_path: Path, name: str) -> None:
-    made = sampler(written(tmp_path / name, **GOOD), SPECS)({"batch": 3, "sequence": 2}, "a")
+    made = sampler(written(tmp_path / name, **GOOD), [path(*SPECS)])(bucket(3, 2))
 
     assert list(made) == ["ids", "scale"]
     assert made["ids"].tolist() == [[5, 6], [8, 5], [5, 6]]
@@ -39,7 +49,7 @@ def test_a_file_is_cut_to_a_bucket_and_begins_again_where_it_has_less(tmp_path: 
 
 def test_zeros_stay_within_the_declared_range() -> None:
     specs = [*SPECS, TensorSpec("below", "INT32", (1,), high=0), TensorSpec("any", "FP16", ())]
-    made = sampler("zeros", specs)({"batch": 1, "sequence": 2}, "a")
+    made = sampler("zeros", [path(*specs)])(bucket(1, 2))
     assert made["ids"].tolist() == [[5, 5]], "token 0 is out of range here"
     assert made["scale"].tolist() == [[0.0, 0.0]]
     assert made["below"].tolist() == [-1]
@@ -47,8 +57,8 @@ def test_zeros_stay_within_the_declared_range() -> None:
 
 
 def test_without_a_source_inputs_are_random() -> None:
-    sizes = {"batch": 2, "sequence": 3}
-    made, wanted = sampler(None, SPECS)(sizes, "a"), sample_inputs(SPECS, sizes, "a")
+    one = bucket(2, 3)
+    made, wanted = sampler(None, [path(*SPECS)])(one), sample_inputs(SPECS, dict(one.sizes), one.name)
     assert all(np.array_equal(made[name], wanted[name]) for name in wanted)
 
 
@@ -70,7 +80,7 @@ def test_a_file_that_does_not_hold_the_inputs_is_refused_by_name(
     tmp_path: Path, arrays: dict[str, np.ndarray], problem: str
 ) -> None:
     with pytest.raises(SettingsError) as caught:
-        sampler(written(tmp_path / "samples.npz", **arrays), SPECS)
+        sampler(written(tmp_path / "samples.npz", **arrays), [path(*SPECS)])
     assert problem in str(caught.value)
 
 
@@ -79,13 +89,13 @@ def test_a_file_that_does_not_hold_the_inputs_is_refused_by_name(
 def test_a_file_that_is_none_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(SettingsError, match="cannot be read"):
-        sampler(str(tmp_path / name), SPECS)
+        sampler(str(tmp_path / name), [path(*SPECS)])
     with pytest.raises(SettingsError, match="cannot be read"):
-        sampler(str(tmp_path / "nowhere.npz"), SPECS)
+        sampler(str(tmp_path / "nowhere.npz"), [path(*SPECS)])
 
 
 def test_a_file_with_pickles_is_never_unpickled(tmp_path: Path) -> None:
     file = tmp_path / "samples.npz"
     np.savez(file, ids=np.array([{"a": 1}], dtype=object), scale=GOOD["scale"])
     with pytest.raises(SettingsError, match="cannot be read"):
-        sampler(str(file), SPECS)
+        sampler(str(file), [path(*SPECS)])

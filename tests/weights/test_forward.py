@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from app.buckets import Bucket, Coverage, Dimension, Kind
+from app.buckets import FORWARD, Bucket, Dimension, Kind
 from app.errors import WarmupError
+from app.paths import ModelPath
 from app.servable import TensorSpec
 from app.serving.forward import Forward
 
@@ -22,16 +23,15 @@ class Recording:
 
     plugin = True
     name = "recording"
-    dynamic = False
 
-    def __init__(self, *outputs: str) -> None:
-        self.outputs = outputs
+    def __init__(self, *outputs: str, dynamic: bool = True) -> None:
+        self.outputs, self.dynamic = outputs, dynamic
         self.seen: list[torch.Tensor] = []
 
     def restore_buffers(self) -> tuple[str, ...]:
         return ()
 
-    def run(self, inputs: Sequence[torch.Tensor], bucket: Bucket | None) -> Sequence[torch.Tensor]:
+    def run(self, inputs: Sequence[torch.Tensor], path: str, bucket: Bucket | None) -> Sequence[torch.Tensor]:
         self.seen = list(inputs)
         made = {
             "tokens": lambda x: x,
@@ -42,12 +42,18 @@ class Recording:
         return [made[name](inputs[0]) for name in self.outputs]
 
 
+def forward_of(engine: Recording, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> Forward:
+    fixed = not any(spec.shape for spec in inputs)
+    dimensions, buckets = ((), (Bucket(()),)) if fixed else (DIMENSIONS, (BUCKET,))
+    return Forward(engine, [ModelPath(FORWARD, inputs, outputs, dimensions, buckets)], "pad")
+
+
 def test_a_shape_between_buckets_is_padded_with_the_declared_value_and_sliced_back_in_every_dimension() -> None:
-    engine = Recording("tokens", "sum")
+    engine = Recording("tokens", "sum", dynamic=False)
     outputs = (TensorSpec("tokens", "INT64", ("batch", "length")), TensorSpec("sum", "INT64", ("batch",)))
-    forward = Forward(engine, Coverage(DIMENSIONS, (BUCKET,), False, "pad"), (TOKENS,), outputs)
+    forward = forward_of(engine, (TOKENS,), outputs)
     tokens = np.arange(6).reshape(2, 3)
-    route = forward.route({"tokens": tokens})
+    route = forward.route(FORWARD, {"tokens": tokens})
     answer = forward({"tokens": tokens}, route)
 
     assert (route.kind, route.padding) == (Kind.PADDED, 1 - 6 / 32)
@@ -60,9 +66,9 @@ def test_a_shape_between_buckets_is_padded_with_the_declared_value_and_sliced_ba
 
 def test_scalars_stay_scalars() -> None:
     engine = Recording("total")
-    forward = Forward(engine, Coverage((), (Bucket(()),), True, "pad"), (SCALE,), (TensorSpec("total", "FP32", ()),))
+    forward = forward_of(engine, (SCALE,), (TensorSpec("total", "FP32", ()),))
     arrays = {"scale": np.array(1.5, np.float32)}
-    answer = forward(arrays, forward.route(arrays))
+    answer = forward(arrays, forward.route(FORWARD, arrays))
     assert engine.seen[0].shape == ()
     assert (answer["total"].shape, float(answer["total"])) == ((), 3.0)
 
@@ -70,9 +76,9 @@ def test_scalars_stay_scalars() -> None:
 def test_an_array_that_is_not_contiguous_reaches_the_engine_contiguous() -> None:
     engine = Recording("tokens")
     outputs = (TensorSpec("tokens", "INT64", ("batch", "length")),)
-    forward = Forward(engine, Coverage(DIMENSIONS, (BUCKET,), True, "pad"), (TOKENS,), outputs)
+    forward = forward_of(engine, (TOKENS,), outputs)
     tokens = np.arange(32).reshape(8, 4).T
-    answer = forward({"tokens": tokens}, forward.route({"tokens": tokens}))
+    answer = forward({"tokens": tokens}, forward.route(FORWARD, {"tokens": tokens}))
     assert engine.seen[0].is_contiguous()
     assert answer["tokens"].tolist() == tokens.tolist()
 
@@ -80,17 +86,20 @@ def test_an_array_that_is_not_contiguous_reaches_the_engine_contiguous() -> None
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (("tokens", "sum"), "the model returns 2 tensors, 1 outputs are configured"),
-        (("sum",), "output tokens is int64[4], configured is INT64 [4, 8] for {'batch': 4, 'length': 8}"),
-        (("floats",), "output tokens is float32[4, 8], configured is INT64 [4, 8] for {'batch': 4, 'length': 8}"),
+        (("tokens", "sum"), "forward returns 2 tensors, 1 outputs are configured"),
+        (("sum",), "output tokens of forward is int64[4], configured is INT64 [4, 8] for {'batch': 4, 'length': 8}"),
+        (
+            ("floats",),
+            "output tokens of forward is float32[4, 8], configured is INT64 [4, 8] for {'batch': 4, 'length': 8}",
+        ),
     ],
 )
 def test_outputs_that_are_not_what_is_declared_are_an_error_with_both_sides(
     made: tuple[str, ...], message: str
 ) -> None:
     outputs = (TensorSpec("tokens", "INT64", ("batch", "length")),)
-    forward = Forward(Recording(*made), Coverage(DIMENSIONS, (BUCKET,), True, "pad"), (TOKENS,), outputs)
+    forward = forward_of(Recording(*made), (TOKENS,), outputs)
     tokens = {"tokens": np.zeros((4, 8), np.int64)}
     with pytest.raises(WarmupError) as caught:
-        forward(tokens, forward.route(tokens))
+        forward(tokens, forward.route(FORWARD, tokens))
     assert str(caught.value) == message

@@ -1,0 +1,35 @@
+"""The methods of the module that are served, each with inputs, outputs and buckets of its own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from app.buckets import Bucket, Coverage, Dimension
+from app.servable import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPath:
+    """One way through the model: the method `name`, what it takes and returns in order, and what is warmed for it.
+
+    `dimensions`: the symbolic ones of its inputs.
+    """
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    dimensions: tuple[Dimension, ...]
+    buckets: tuple[Bucket, ...]
+
+    @property
+    def paddable(self) -> bool:
+        """Every input that has a symbolic dimension says what to pad it with."""
+        return all(spec.pad is not None or not spec.symbolic for spec in self.inputs)
+
+    def coverage(self, dynamic: bool, uncovered: str) -> Coverage:
+        """Return which shapes are promised; where there is no value to pad with, `pad` becomes `reject`."""
+        policy = "reject" if not dynamic and uncovered == "pad" and not self.paddable else uncovered
+        return Coverage(self.dimensions, self.buckets, dynamic, policy, self.name)
+
+    def keeping(self, wanted: Callable[[Bucket], bool]) -> "ModelPath":
+        """Return the same path with only some of its buckets."""
+        return replace(self, buckets=tuple(bucket for bucket in self.buckets if wanted(bucket)))
