@@ -1,6 +1,6 @@
 """`make bench`: tables of measured figures, their bounds, and the ratio of both (1.00 or less holds).
 
-`python -m benchmarks PART…` runs some parts alone: weights, artifacts, start, promise, recovery.
+`python -m benchmarks PART…` runs some parts alone: weights, artifacts, start, promise, plan, recovery.
 """
 
 import statistics
@@ -14,6 +14,7 @@ from app.comparison import compare
 from app.report_text import render
 from benchmarks.artifacts import measure_artifacts
 from benchmarks.loading import make_files
+from benchmarks.planning import measure_plan
 from benchmarks.process import Sidecar, figure, inference, probing, resident_bytes_of, seconds_of
 from benchmarks.promise import measure_promise
 from benchmarks.recovery import measure_recovery
@@ -133,6 +134,7 @@ PARTS: dict[str, tuple[str, Callable[[Path], Iterator[Row]]]] = {
     "artifacts": ("Compile artifacts of all-MiniLM-L6-v2", measure_artifacts),
     "start": ("Warmgate on all-MiniLM-L6-v2", measure_start),
     "promise": ("The promise on all-MiniLM-L6-v2, after warm starts", measure_promise),
+    "plan": ("The planner on all-MiniLM-L6-v2, from one cold and one warm report", measure_plan),
     "recovery": ("Recovery and scale-out of all-MiniLM-L6-v2, exec → /readyz 200", measure_recovery),
 }
 

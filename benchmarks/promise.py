@@ -16,7 +16,7 @@ from typing import Any
 
 from app import configure
 from app.settings import Settings
-from benchmarks.process import EXAMPLE, Sidecar, inference
+from benchmarks.process import EXAMPLE, KUBELET_S, Sidecar, inference
 from benchmarks.table import Row
 
 # Bounds of the ratios of first requests to later ones: of their median, and of the worst.
@@ -55,7 +55,7 @@ def measure_promise(directory: Path) -> Iterator[Row]:
     settings = configure.load(EXAMPLE)
     for engine in REQUESTS:
         with Sidecar(directory / engine, f"compile.engine={engine}") as sidecar:
-            sidecar.wait()
+            sidecar.wait(every_s=KUBELET_S)
     buckets, between = _promised(settings)
     drawn = random.Random(SEED).sample(between, SHAPES)
     starts = [_start(directory / "aot", buckets, drawn, number) for number in range(STARTS)]
@@ -82,7 +82,7 @@ def _start(store: Path, buckets: Sequence[Shape], drawn: Sequence[Shape], number
     order = random.Random(SEED + number)
     bodies = {shape: inference(*shape) for shape in (*buckets, *drawn)}
     with Sidecar(store, "compile.engine=aot") as sidecar:
-        sidecar.wait()
+        sidecar.wait(every_s=KUBELET_S)
         ask = sidecar.asker()
         first, second, *later = [_round(ask, bodies, order) for _ in range(2 + STEADY_ROUNDS)]
         compute_s = sum(_compute_s(sidecar, ask, bodies[shape]) for shape in buckets)
@@ -134,7 +134,7 @@ def _very_first_row(starts: Sequence[Start]) -> Row:
 def _warmup_row(starts: Sequence[Start], calls: int, buckets: int) -> Row:
     took = statistics.median(start.warmup_s for start in starts)
     steady = calls * statistics.median(start.compute_s for start in starts)
-    text = f"1.2 × as many runs of later requests, median of {STEADY_ROUNDS}"
+    text = f"1.2 × as many runs of later requests, median of {STEADY_ROUNDS}; probed once a second"
     what = f"warm-up on a hit: {calls} runs of {buckets} buckets, median of {STARTS}"
     return Row(what, took, 1.2 * steady, "s", text)
 
@@ -145,7 +145,7 @@ def _late_compiles_row(store: Path, shapes: Sequence[Shape], requests: int) -> R
     drawn = random.Random(SEED).choices(shapes, weights, k=requests)
     bodies = {shape: inference(*shape) for shape in set(drawn)}
     with Sidecar(store, f"compile.engine={store.name}") as sidecar:
-        sidecar.wait()
+        sidecar.wait(every_s=KUBELET_S)
         report = _ask_all(sidecar, [bodies[shape] for shape in drawn])
         late = max(report["late_compiles"], sidecar.metric("warmgate_late_compiles_total"))
     what = f"late compiles of {store.name} in {requests:,} requests of {len(bodies)} shapes, {CLIENTS} clients"
