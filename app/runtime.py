@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from app.environment import bound_spinning
 from app.numerics import numerics
 
 # Where torch's exporter and compiler live. Their content counts, so that a file patched in place is another torch.
@@ -40,6 +41,7 @@ def import_torch() -> Runtime:
     A plain import holds the lock while the loader relocates several hundred megabytes (0.2 s in which no probe is
     answered); dlopen called as a foreign function lets it go, and the import then finds the libraries loaded.
     """
+    bound_spinning()
     place = _place()
     with concurrent.futures.ThreadPoolExecutor(1) as beside:
         # Beside the loader, which holds no lock either.
