@@ -174,17 +174,16 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Show a start report as text, or say where the difference between two comes from."""
-    from app import report_file
-    from app.comparison import compare
+    from app import comparison, report_file
     from app.report_text import render
 
     files = [one for one in (file, file2) if one is not None]
     documents = [report_file.document(one) for one in files]
     reports = [report_file.parse(found, str(one)) for found, one in zip(documents, files, strict=True)]
     if as_json:
-        print(json.dumps(documents[0] if len(documents) == 1 else documents))
+        print(json.dumps(documents[0] if len(documents) == 1 else comparison.document(*reports)))
     else:
-        print(render(reports[0]) if len(reports) == 1 else compare(*reports))
+        print(render(reports[0]) if len(reports) == 1 else comparison.compare(*reports))
 
 
 @cli.command()

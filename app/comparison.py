@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from app.causes import STEADY, Fact, facts
 from app.report_file import Stage, StartReport
@@ -48,6 +49,28 @@ def compare(one: StartReport, two: StartReport) -> str:
         _bucket_table(one, two),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines)
+
+
+def document(one: StartReport, two: StartReport) -> dict[str, Any]:
+    """Return the same as JSON has it; `later_s` is null unless both starts became ready."""
+    known, ready = facts(one, two), (one.time_to_ready_s, two.time_to_ready_s)
+    steady = {bucket.name: bucket.steady_s for bucket in one.buckets}
+    return {
+        "time_to_ready_s": list(ready),
+        "later_s": None if ready[0] is None or ready[1] is None else ready[1] - ready[0],
+        "stages": [
+            {
+                "name": row.stage,
+                "seconds": [row.one_s, row.two_s],
+                "critical": list(row.critical),
+                "later_s": row.later_s,
+                "because": [fact.text for fact in known if fact.fits(row.stage, row.later_s or row.longer_s)],
+            }
+            for row in changes(one, two)
+        ],
+        "buckets": [{"name": b.name, "steady_s": [steady.get(b.name), b.steady_s]} for b in two.buckets],
+        "differences": [fact.text for fact in known],
+    }
 
 
 def changes(one: StartReport, two: StartReport) -> list[Change]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from app import comparison
 from app.comparison import BETWEEN, changes, compare
 from app.report_file import StartReport, parse
 from tests.unit.reports import Document, bucket, cold, document, stage, with_stages
@@ -38,6 +39,20 @@ def test_a_start_that_compiled_is_explained_by_what_took_its_time_the_most_first
         "(files cold instead of warm, 2% cached instead of 100%)",
         "  beside the critical path: compute-reference 9.70 s instead of 0.00 s (code was compiled)",
     ]
+
+
+def test_the_comparison_as_json_has_every_stage_with_what_explains_it() -> None:
+    made = comparison.document(report(document()), report(cold()))
+
+    assert (made["time_to_ready_s"], made["later_s"]) == ([4.0, 33.7], pytest.approx(29.7))
+    first, second, *_ = made["stages"]
+    assert (first["name"], first["critical"], first["seconds"][0]) == ("build-artifact", [False, True], 0.0)
+    assert first["seconds"][1] == pytest.approx(29.1)
+    assert first["because"] == ["code was compiled: torch 2.13.0 → 2.14.1, torch's own code changed"]
+    assert (second["name"], second["later_s"]) == ("warm-buckets", pytest.approx(0.4))
+    assert {row["name"] for row in made["stages"]} >= {"read-weights", BETWEEN}
+    assert [row["name"] for row in made["buckets"]] == [row["name"] for row in cold()["buckets"]]
+    assert set(first["because"]) < set(made["differences"])
 
 
 def test_the_other_way_round_everything_is_sooner() -> None:
