@@ -15,6 +15,7 @@ from app.errors import ArtifactError
 from app.graph import Graph, Lane
 from app.lanes import DeviceLane, run_on_thread
 from app.ledger import Row
+from app.paths import coverage_rows
 from app.settings import Settings
 from app.stages import STARTUP
 from app.stages.preflight import Preflight
@@ -108,7 +109,9 @@ def check(settings: Settings, tell: Tell) -> dict[str, Any]:
         },
         "artifact": _artifact(lookup),
         "buckets": [{"name": bucket.name, "required": bucket.required} for bucket in settings.buckets],
-        "coverage": [row for path in settings.model_paths for row in path.coverage(dynamic, settings.uncovered).rows()],
+        "coverage": coverage_rows(
+            (path.coverage(dynamic, settings.uncovered) for path in settings.model_paths), engine
+        ),
     }
 
 

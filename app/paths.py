@@ -1,9 +1,9 @@
 """The methods of the module that are served, each with inputs, outputs and buckets of its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from app.buckets import Bucket, Coverage, Dimension
+from app.buckets import Bucket, Coverage, Dimension, Kind
 from app.servable import TensorSpec
 
 
@@ -33,3 +33,18 @@ class ModelPath:
     def keeping(self, wanted: Callable[[Bucket], bool]) -> "ModelPath":
         """Return the same path with only some of its buckets."""
         return replace(self, buckets=tuple(bucket for bucket in self.buckets if wanted(bucket)))
+
+
+def coverage_rows(coverages: Iterable[Coverage], engine: str) -> list[dict[str, str]]:
+    """Say of every shape of every path how it is served, by which bucket, and by which engine's code."""
+    return [
+        {**row, "engine": _engine(row["served"], coverage.policy, engine)}
+        for coverage in coverages
+        for row in coverage.rows()
+    ]
+
+
+def _engine(served: str, policy: str, engine: str) -> str:
+    if served == "rejected":
+        return "none"
+    return "eager" if served == Kind.UNCOVERED and policy == "eager" else engine

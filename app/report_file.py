@@ -106,6 +106,7 @@ class Served(Part):
     shapes: Text
     served: Text
     by: Text
+    engine: Text = ""
 
 
 class WarmupBudget(Part):

@@ -111,7 +111,11 @@ def _bucket_lines(buckets: Sequence[Bucket]) -> list[str]:
 
 
 def _coverage_lines(coverage: Sequence[Served], policy: str) -> list[str]:
-    rows = [f"  {row.shapes:<40} {row.served}, {row.by}" for row in coverage if row.served != "exact"]
+    rows = [
+        f"  {row.shapes:<40} {row.served}, {row.by}{row.engine and f', {row.engine}'}"
+        for row in coverage
+        if row.served != "exact"
+    ]
     return [f"  other shapes (uncovered: {policy})", *rows] if rows else []
 
 

@@ -11,6 +11,7 @@ from app.checkpoints import Checkpoint
 from app.critical import critical_path, deciding
 from app.devices import AcquiredDevice
 from app.ledger import Row
+from app.paths import coverage_rows
 from app.readiness import Drain, Readiness
 from app.report import BucketReport
 from app.settings import Settings
@@ -83,7 +84,7 @@ def document(facts: Facts) -> dict[str, Any]:
 def _coverage(values: Mapping[Any, Any]) -> list[dict[str, str]]:
     """Return how every shape is served, by what is known best: buckets that could not be warmed are not promised."""
     holder = next((values[one] for one in (ProvenModel, WarmEngine, BoundEngine) if one in values), None)
-    return [row for one in holder.forward.coverages.values() for row in one.rows()] if holder else []
+    return coverage_rows(holder.forward.coverages.values(), holder.forward.engine.name) if holder else []
 
 
 def buckets(facts: Facts) -> Sequence[BucketReport]:
