@@ -327,7 +327,7 @@ def test_outputs_that_are_not_what_is_declared_end_the_start(start: Start, tiny_
     tiny_config["compile"]["engine"] = "eager"
     server = start(tiny_config)
     assert server.exit_code() == 6
-    assert "output y is float32[2, 4], configured is FP32 [2, 5]" in fatal(server)["message"]
+    assert "output y of forward is float32[2, 4], configured is FP32 [2, 5]" in fatal(server)["message"]
 
 
 def test_a_port_answers_while_the_server_starts_and_the_tiny_answer_is_right(start: Start, tiny_config: JSON) -> None:
