@@ -95,7 +95,7 @@ def compiles_late(server: Server) -> None:
 @pytest.mark.parametrize(
     ("model", "engine", "reason"),
     [
-        (models.Gathering, "aot", ""),
+        pytest.param(models.Gathering, "aot", "", marks=pytest.mark.slow),
         pytest.param(models.Breaking, "jit", "the aot engine could not be built: .*numpy", marks=pytest.mark.slow),
         pytest.param(
             models.Foreign,
@@ -188,6 +188,7 @@ def test_the_eager_engine_serves_when_it_is_asked_for(start: Start, tiny_config:
     assert [(b["state"], b["proof"], b["max_error"]) for b in report["buckets"]] == [("warm", "reference", 0.0)] * 2
 
 
+@pytest.mark.slow
 def test_tied_weights_whose_file_holds_one_name_are_served_by_compiled_code(start: Start, tmp_path: Path) -> None:
     torch.manual_seed(2)
     module = models.Tied()
@@ -309,6 +310,7 @@ def test_the_module_serves_until_its_code_is_built_and_no_request_is_lost(start:
     assert {bucket["proof"] for bucket in report["buckets"]} == {"golden"}
 
 
+@pytest.mark.slow
 def test_code_that_answers_otherwise_is_never_swapped_in(start: Start, tmp_path: Path) -> None:
     torch.manual_seed(6)
     save(models.Unequal(), tmp_path / "model.safetensors")

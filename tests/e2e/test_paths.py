@@ -30,7 +30,8 @@ BUCKETS = ["batch=2", "batch=8", "encode:batch=4", "compare:batch=2,other=3", "c
 def config(directory: Path, **sections: Any) -> JSON:
     torch.manual_seed(3)
     save(models.Paired(), directory / "model.safetensors")
-    made = configuration("paired", directory / "model.safetensors", directory / "store", paths=PATHS, **sections)
+    paths = sections.pop("paths", PATHS)
+    made = configuration("paired", directory / "model.safetensors", directory / "store", paths=paths, **sections)
     made["dimensions"]["other"] = {"min": 1, "max": 8, "buckets": [3, 5]}
     return made
 
@@ -44,10 +45,29 @@ def rows(count: int, seed: int) -> Any:
     return np.random.default_rng(seed).normal(size=(count, 16)).astype(np.float32)
 
 
+def test_a_method_is_compiled_beside_the_forward_and_both_keep_the_numbers_in_their_code(
+    start: Start, tmp_path: Path
+) -> None:
+    wanted, given = module(tmp_path), config(tmp_path, compile={"engine": "aot"}, paths={"encode": PATHS["encode"]})
+    del given["dimensions"]["other"]
+    server = start(given)
+    server.wait()
+    assert [(row["name"], row["state"]) for row in server.status()["buckets"]] == [
+        (name, "warm") for name in BUCKETS[:3]
+    ]
+    x = rows(3, 1)
+    with torch.no_grad():
+        expected = {"forward": wanted(torch.from_numpy(x)), "encode": wanted.encode(torch.from_numpy(x))}
+    for path, answer in expected.items():
+        status, body = server.infer("paired", {"x": x}, parameters={"path": path})
+        assert status == 200, body
+        assert np.abs(outputs(body) - answer.numpy()).max() < 1e-5
+
+
 @pytest.mark.parametrize(
     "compile_",
     [
-        {"engine": "aot"},
+        pytest.param({"engine": "aot"}, marks=pytest.mark.slow),
         {"engine": "eager"},
         pytest.param({"engine": "aot", "specialize": "bucket"}, marks=pytest.mark.slow),
         pytest.param({"engine": "jit"}, marks=pytest.mark.slow),

@@ -78,6 +78,7 @@ def test_a_fleet_that_must_not_build_ends_at_a_changed_artifact(
     assert f"(rejected artifact: {told}" in fatal["message"]
 
 
+@pytest.mark.slow
 def test_a_pod_that_builds_without_a_key_serves_what_it_built_and_leaves_the_store_alone(
     start: Start, config: JSON
 ) -> None:

@@ -146,6 +146,7 @@ def test_when_the_server_that_builds_is_killed_one_that_waited_builds_and_both_g
     assert outcomes == ["rebuilt", "restored"]
 
 
+@pytest.mark.slow
 def test_a_server_that_waits_for_another_ends_at_once_when_it_is_told_to(
     start: Start, tiny_config: JSON, tmp_path: Path
 ) -> None:

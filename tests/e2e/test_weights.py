@@ -128,6 +128,7 @@ def test_a_distributed_checkpoint_is_refused_without_trust_and_the_message_says_
     assert "pickle" in fatal(server)["message"]
 
 
+@pytest.mark.slow
 def test_compiled_code_runs_on_cast_weights_that_it_was_built_for(start: Start, tmp_path: Path) -> None:
     module = tiny_model()
     path = write_safetensors(module.to(torch.bfloat16).state_dict(), tmp_path)
@@ -231,6 +232,7 @@ def test_a_file_that_changes_between_reading_and_ready_ends_the_start_by_its_nam
     assert f"{path / 'model.safetensors'} was changed in place" in fatal(server)["message"]
 
 
+@pytest.mark.slow
 def test_tensors_that_show_weights_under_other_names_show_the_loaded_ones(start: Start, tmp_path: Path) -> None:
     module = models.Showing().eval()
     with torch.no_grad():
