@@ -90,7 +90,7 @@ def test_every_path_is_in_the_table() -> None:
         "from app.console import JsonConsole;"
         "one = sidecar.Sidecar(configure.load(Path(sys.argv[1])), process_clock.ProcessClock(), JsonConsole(),"
         " lambda *_: None, lambda *_: None);"
-        "print(*server.create_app(one).openapi()['paths'])"
+        "print(*server.create_app(one, server.inferences_of(one)).openapi()['paths'])"
     )
     config = ROOT / "examples/minilm.yaml"
     done = subprocess.run([sys.executable, "-c", code, config], cwd=ROOT, capture_output=True, text=True, check=True)
