@@ -7,8 +7,9 @@ CONFIG ?= examples/minilm.yaml
 BIN := .venv/bin
 TIMM := .cache/timm
 FUZZ_SECONDS ?= 300
+API_EXAMPLES ?= 500
 
-.PHONY: run test test-all zoo-timm fuzz bench families lint clean
+.PHONY: run test test-all zoo-timm fuzz fuzz-api openapi bench families lint clean
 
 run: .venv/ready
 	$(BIN)/python -m app serve --config $(CONFIG) --set http.port=$(PORT) --log-format text
@@ -26,6 +27,14 @@ zoo-timm: $(TIMM)/ready
 # Damaged checkpoints for as long as one likes: `make fuzz FUZZ_SECONDS=3600`; each run has files of its own.
 fuzz: .venv/ready
 	WARMGATE_FUZZ_SECONDS=$(FUZZ_SECONDS) WARMGATE_FUZZ_SEED=$$RANDOM$$RANDOM $(BIN)/python -m pytest tests/weights/test_fuzz.py -o timeout=0
+
+# Requests drawn from the API's own description, many times more of them and others each time than in `make test`.
+fuzz-api: .venv/ready
+	WARMGATE_API_EXAMPLES=$(API_EXAMPLES) WARMGATE_API_SEED=$$RANDOM $(BIN)/python -m pytest tests/e2e/test_openapi.py -o timeout=0
+
+# The committed copy of /openapi.json, as a server that asks for an API key tells it.
+openapi: .venv/ready
+	$(BIN)/python -c 'import json; from app.http.openapi import document; print(json.dumps(document(guarded=True), indent=1))' > deploy/openapi.json
 
 bench: .venv/ready
 	$(BIN)/python -m benchmarks

@@ -97,7 +97,7 @@ def health_routes(not_alive: Reason, not_ready: Reason) -> APIRouter:
     async def live() -> Response:
         """The process can still get there: `/healthz` in the protocol's words."""
         reason = not_alive()
-        return as_error(Rejected(503, reason)) if reason else as_json({"live": True})
+        return as_error(Rejected(503, reason, "not_ready")) if reason else as_json({"live": True})
 
     @router.api_route("/ready", **reads)
     async def ready() -> Response:
