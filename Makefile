@@ -6,9 +6,11 @@ PORT ?= 8080
 CONFIG ?= examples/minilm.yaml
 BIN := .venv/bin
 TIMM := .cache/timm
+KSERVE := .cache/kserve
 FUZZ_SECONDS ?= 300
+API_EXAMPLES ?= 500
 
-.PHONY: run test test-all zoo-timm fuzz bench families lint clean
+.PHONY: run test test-all zoo-timm clients fuzz fuzz-api openapi bench families lint clean
 
 run: .venv/ready
 	$(BIN)/python -m app serve --config $(CONFIG) --set http.port=$(PORT) --log-format text
@@ -16,16 +18,28 @@ run: .venv/ready
 test: .venv/ready lint
 	$(BIN)/python -m pytest -m "not slow"
 
-test-all: .venv/ready lint
+test-all: .venv/ready $(KSERVE)/ready lint
 	$(BIN)/python -m pytest
 
 # Models of timm, in an environment of its own: transformers must not find torchvision beside it.
 zoo-timm: $(TIMM)/ready
 	$(TIMM)/bin/python -m pytest tests/weights/test_zoo_timm.py
 
+# KServe's client, in an environment of its own: it brings Kubernetes, gRPC and pandas, and other versions of what we use.
+clients: .venv/ready $(KSERVE)/ready
+	$(BIN)/python -m pytest tests/e2e/test_kserve.py
+
 # Damaged checkpoints for as long as one likes: `make fuzz FUZZ_SECONDS=3600`; each run has files of its own.
 fuzz: .venv/ready
 	WARMGATE_FUZZ_SECONDS=$(FUZZ_SECONDS) WARMGATE_FUZZ_SEED=$$RANDOM$$RANDOM $(BIN)/python -m pytest tests/weights/test_fuzz.py -o timeout=0
+
+# Requests drawn from the API's own description, many times more of them and others each time than in `make test`.
+fuzz-api: .venv/ready
+	WARMGATE_API_EXAMPLES=$(API_EXAMPLES) WARMGATE_API_SEED=$$RANDOM $(BIN)/python -m pytest tests/e2e/test_openapi.py -o timeout=0
+
+# The committed copy of /openapi.json, as a server that asks for an API key tells it.
+openapi: .venv/ready
+	$(BIN)/python -c 'import json; from app.http.openapi import document; print(json.dumps(document(guarded=True), indent=1))' > deploy/openapi.json
 
 bench: .venv/ready
 	$(BIN)/python -m benchmarks
@@ -54,6 +68,11 @@ $(TIMM)/ready: constraints.txt pyproject.toml
 	$(TIMM)/bin/pip install --quiet --constraint constraints.txt torch
 	$(TIMM)/bin/pip install --quiet --constraint constraints.txt --editable . pytest pytest-timeout huggingface_hub pillow requests
 	$(TIMM)/bin/pip install --quiet --constraint constraints.txt --no-deps timm torchvision
+	touch $@
+
+$(KSERVE)/ready: constraints-kserve.txt
+	$(PYTHON) -m venv $(KSERVE)
+	$(KSERVE)/bin/pip install --quiet --constraint constraints-kserve.txt kserve
 	touch $@
 
 clean:

@@ -17,10 +17,10 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from app import __version__, endings, status
+from app import endings, status
 from app.console import Console, curl_line
 from app.errors import ResourceError
-from app.http import oip, probes
+from app.http import oip, openapi, probes
 from app.http import status as status_routes
 from app.http.edge import Edge, install_errors, key_check
 from app.http.infer import InferenceRoute, Inferences, Observer
@@ -46,12 +46,11 @@ def create_app(sidecar: Sidecar, inferences: Inferences) -> FastAPI:
         await asyncio.to_thread(settle, sidecar.startup)
         await asyncio.to_thread(sidecar.finish)
 
-    app = FastAPI(
-        title="Warmgate", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False
-    )
+    app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     install_errors(app)
     app.include_router(probes.routes(_probes(sidecar)))
     app.include_router(status_routes.routes(sidecar.report, sidecar.registry))
+    app.include_router(openapi.routes(guarded=sidecar.settings.http.api_key_file is not None))
     app.include_router(oip.health_routes(sidecar.not_alive, sidecar.not_ready))
     app.include_router(oip.routes(inferences, sidecar.not_ready))
     return app

@@ -25,6 +25,13 @@ class Tiny(nn.Module):
         return self.second(torch.tanh(self.first(x + self.offsets))) * self.scale
 
 
+class Halving(Tiny):
+    """Has a method of half precision beside its forward."""
+
+    def halve(self, x: Tensor) -> Tensor:
+        return x * (self.scale / 2).half()
+
+
 class Paired(Tiny):
     """Has methods beside its forward; the numbers in their code are not the same though export calls them the same."""
 
@@ -256,6 +263,10 @@ def tied() -> nn.Module:
 
 def eigen() -> nn.Module:
     return Eigen()
+
+
+def halving() -> nn.Module:
+    return Halving()
 
 
 def branching() -> nn.Module:

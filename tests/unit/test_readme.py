@@ -1,8 +1,6 @@
 """The README's tables are compared with the program: a field, code, path or dependency cannot be forgotten."""
 
 import re
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from app import errors
 from app.contradictions import NOT_YET
+from app.http.openapi import document
 from app.settings import Settings, Tensor
 from app.stages import STARTUP
 
@@ -84,18 +83,8 @@ def test_every_stage_is_explained() -> None:
 
 
 def test_every_path_is_in_the_table() -> None:
-    # In a process of its own: making the application starts a device thread.
-    code = (
-        "import sys; from pathlib import Path; from app import configure, process_clock, server, sidecar;"
-        "from app.console import JsonConsole;"
-        "one = sidecar.Sidecar(configure.load(Path(sys.argv[1])), process_clock.ProcessClock(), JsonConsole(),"
-        " lambda *_: None, lambda *_: None);"
-        "print(*server.create_app(one, server.inferences_of(one)).openapi()['paths'])"
-    )
-    config = ROOT / "examples/minilm.yaml"
-    done = subprocess.run([sys.executable, "-c", code, config], cwd=ROOT, capture_output=True, text=True, check=True)
     listed = {path for row in rows("Endpoints") for path in re.findall(r"`([^`]+)`", row)}
-    assert set(done.stdout.split()) | {"/openapi.json"} == listed
+    assert set(document(guarded=True)["paths"]) == listed
 
 
 def test_every_dependency_has_its_reason() -> None:
