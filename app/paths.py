@@ -2,16 +2,26 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from app.buckets import Bucket, Coverage, Dimension, Kind
 from app.servable import TensorSpec
+
+
+class Company(StrEnum):
+    """Which other requests one may run together with, as the model bears it without another answer."""
+
+    ANY = "any"  # shorter ones are padded
+    SAME_LENGTHS = "same lengths"  # all sizes but the batch are equal
+    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPath:
     """One way through the model: the method `name`, what it takes and returns in order, and what is warmed for it.
 
-    `dimensions`: the symbolic ones of its inputs.
+    `dimensions`: the symbolic ones of its inputs. `company`: found out when answers are proven; `company_why`: what
+    speaks against more of it.
     """
 
     name: str
@@ -19,6 +29,8 @@ class ModelPath:
     outputs: tuple[TensorSpec, ...]
     dimensions: tuple[Dimension, ...]
     buckets: tuple[Bucket, ...]
+    company: Company = Company.ANY
+    company_why: str = ""
 
     @property
     def paddable(self) -> bool:

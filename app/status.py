@@ -72,6 +72,7 @@ def document(facts: Facts) -> dict[str, Any]:
         "artifacts": _artifacts(values),
         "buckets": [{**asdict(row), "first_request_s": facts.first_requests().get(row.name)} for row in buckets(facts)],
         "coverage": _coverage(values),
+        "batching": _batching(values.get(ProvenModel)),
         "budgets": _budgets(facts, values.get(ResidentWeights)),
         "restored_state": list(values[WarmEngine].restored) if WarmEngine in values else [],
         "uncovered_policy": facts.settings.uncovered,
@@ -85,6 +86,12 @@ def _coverage(values: Mapping[Any, Any]) -> list[dict[str, str]]:
     """Return how every shape is served, by what is known best: buckets that could not be warmed are not promised."""
     holder = next((values[one] for one in (ProvenModel, WarmEngine, BoundEngine) if one in values), None)
     return coverage_rows(holder.forward.coverages.values(), holder.forward.engine.name) if holder else []
+
+
+def _batching(proven: ProvenModel | None) -> list[dict[str, str]]:
+    """Return for every path which requests run together, and what speaks against more."""
+    paths = proven.forward.paths.values() if proven else ()
+    return [{"path": path.name, "company": str(path.company), "why": path.company_why} for path in paths]
 
 
 def buckets(facts: Facts) -> Sequence[BucketReport]:

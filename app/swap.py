@@ -102,7 +102,7 @@ class Swap:
         """Return the forward for the buckets that are promised; raises ArtifactError where it would serve less."""
         if any(forward.coverages[name].policy != old.policy for name, old in promised.coverages.items()):
             raise ArtifactError("one code a bucket would reject shapes that the module serves: give every input a pad")
-        return forward.promising(lambda bucket: bucket in promised.buckets)
+        return forward.along(promised.paths.values())
 
     def _prove(self, forward: Forward, bucket: Bucket, warm: WarmEngine) -> BucketReport:
         """Warm one bucket and compare with what the module, itself proven, has answered."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from app.buckets import Coverage, Kind, Refusal, Route
-from app.paths import ModelPath
+from app.paths import Company, ModelPath
 from app.servable import Array, TensorSpec
 
 # Lengths are mixed in one run as long as no more than this share of what is computed is padding.
@@ -45,7 +45,8 @@ class Batching:
         first = {spec.shape[0] if spec.shape else None for spec in specs}
         name = first.pop() if len(first) == 1 else None
         elsewhere = any(name in spec.shape[1:] for spec in specs)
-        return cls(path, coverage, name if isinstance(name, str) and not elsewhere else None)
+        joins = isinstance(name, str) and not elsewhere and path.company is not Company.NONE
+        return cls(path, coverage, str(name) if joins else None)
 
     @property
     def most(self) -> int:
@@ -73,7 +74,7 @@ class Batching:
         others = [one for one in waiting[1:] if one.route.kind is not Kind.UNCOVERED]
         own = _lengths(leader.sizes, self.dimension)
         alike = [one for one in others if _lengths(one.sizes, self.dimension) == own]
-        if not self.path.paddable:
+        if not self.path.paddable or self.path.company is not Company.ANY:
             return alike
         places = volume(own)
         rest = [one for one in others if _lengths(one.sizes, self.dimension) != own]

@@ -1,6 +1,6 @@
 """One forward through the engine: shape, pad, run, check, slice. Requests and warm-up go through the same lines."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,8 +33,11 @@ class Forward:
 
     def promising(self, wanted: Callable[[Bucket], bool]) -> "Forward":
         """Return the same forward, which promises only some of the buckets."""
-        kept = [path.keeping(wanted) for path in self.paths.values()]
-        return Forward(self.engine, kept, self._uncovered, self._module)
+        return self.along(path.keeping(wanted) for path in self.paths.values())
+
+    def along(self, paths: Iterable[ModelPath]) -> "Forward":
+        """Return the same forward along other forms of its paths."""
+        return Forward(self.engine, tuple(paths), self._uncovered, self._module)
 
     def route(self, path: str, sizes: Mapping[str, int]) -> Route:
         """Return how inputs of these sizes are served; raises Rejected (400) for sizes that are not."""

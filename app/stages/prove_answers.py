@@ -13,6 +13,7 @@ from app.graph import Lane, stage
 from app.progress import Progress
 from app.report import BucketReport
 from app.servable import Array
+from app.serving.company import in_company
 from app.serving.forward import Forward
 from app.settings import Settings, Tolerance
 from app.stages.compute_reference import Reference, from_child
@@ -58,7 +59,17 @@ def prove_answers(
         progress.say(f"the record disagrees ({error}); asking the module")
         reference = Reference("reference", from_child(settings, resident, device.device.threads, progress))
         rows = _prove(settings, warm, reference, progress)
-    return ProvenModel(warm.forward, rows, reference.cases if reference.kind == "reference" else {})
+    progress.say("requests in company")
+    tolerance = settings.warmup.tolerance
+    forward = in_company(warm.forward, warm.inputs, warm.outputs, lambda one, two: compare(one, two, tolerance).why)
+    progress.say(_company(forward))
+    return ProvenModel(forward, rows, reference.cases if reference.kind == "reference" else {})
+
+
+def _company(forward: Forward) -> str:
+    """Say which paths keep requests from running together, and why."""
+    kept = [path for path in forward.paths.values() if path.company_why]
+    return "; ".join(f"{path.name}: requests in company: {path.company}, {path.company_why}" for path in kept)
 
 
 def _prove(settings: Settings, warm: WarmEngine, reference: Reference, progress: Progress) -> tuple[BucketReport, ...]:

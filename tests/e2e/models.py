@@ -80,6 +80,22 @@ class Branching(Tiny):
         return self.second(hidden) * 2
 
 
+class Centering(Tiny):
+    """Takes the batch's mean away: a row's answer depends on the rows beside it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(dim=0))
+
+
+class Sleeping(Tiny):
+    """Takes a quarter of a second for a full bucket of its test."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) == 8:
+            time.sleep(0.25)
+        return super().forward(x)
+
+
 class Counting(Tiny):
     """Changes a buffer that the checkpoint holds: the next answer depends on who asked before."""
 

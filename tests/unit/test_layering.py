@@ -122,7 +122,14 @@ RANKS: tuple[tuple[str, ...], ...] = (
         "app.engines.eager",
         "app.engines.jit",
     ),
-    ("app.serving", "app.serving.batching", "app.serving.executor", "app.serving.forward", "app.serving.requests"),
+    (
+        "app.serving",
+        "app.serving.batching",
+        "app.serving.company",
+        "app.serving.executor",
+        "app.serving.forward",
+        "app.serving.requests",
+    ),
     (
         # What the child process runs: beside the stages that start it, and never imported by them.
         "app.child.__main__",
