@@ -1,3 +1,3 @@
 """Warmgate: a model-serving sidecar whose readiness is proven, not assumed."""
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"

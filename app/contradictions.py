@@ -17,7 +17,6 @@ NOT_YET: Mapping[str, tuple[Any, ...]] = {
     "model.codec": (None,),
     "device.kind": ("auto", "cpu"),
     "device.index": (0,),
-    "serving.max_batch_delay_ms": (2, 0),
     "readiness.depends_on": ([],),
 }
 

@@ -73,6 +73,8 @@ class DeviceLane:
         self._clock = clock
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self.busy_since: float | None = None
+        self.lost: str | None = None
+        self.down_since: float | None = None
         self.heartbeat = clock()
         self._thread = threading.Thread(target=self._serve, name="device", daemon=True)
         self._thread.start()
@@ -91,28 +93,43 @@ class DeviceLane:
             del future, work  # else the last request's tensors live until the next one comes
 
     def submit(self, work: Callable[[], T]) -> "Future[T]":
-        """Hand work to the device thread; raises DeviceLostError when that thread is gone."""
-        if not self.alive:
-            raise DeviceLostError("the device thread has ended; restart the process")
+        """Hand work to the device thread; raises DeviceLostError when that thread or the device is gone."""
+        if reason := self.gone():
+            raise DeviceLostError(f"{reason}; restart the process")
         future: Future[T] = Future()
         self._jobs.put((future, work))
         return future
+
+    def lose(self, reason: str) -> None:
+        """Take no more work: the device does not answer, and only a new process gets it back."""
+        self.lost = self.lost or reason
+
+    def gone(self) -> str | None:
+        """Return why no work will ever run again, or None."""
+        reason = self.lost or (None if self._thread.is_alive() else "the device thread has ended")
+        if reason and self.down_since is None:
+            self.down_since = self._clock()
+        return reason
 
     def run(self, work: Callable[[], Any], name: str) -> Awaitable[Any]:
         """Hand work to the device thread and wait for it without blocking the event loop."""
         del name
         return asyncio.wrap_future(self.submit(work))
 
-    @property
-    def alive(self) -> bool:
-        """The thread exists."""
-        return self._thread.is_alive()
-
     def why_not(self, limit_s: float) -> str | None:
-        """Reason for the `engine` check: the thread is gone, or one piece of work does not end."""
-        if not self.alive:
-            return "the device thread has ended"
+        """Reason for the `engine` check: the device or its thread is gone, or one piece of work does not end."""
+        if reason := self.gone():
+            return reason
         since = self.busy_since
         if since is not None and self._clock() - since > limit_s:
             return f"one call has been running for {self._clock() - since:.0f} s"
         return None
+
+    def why_dead(self, limit_s: float, grace_s: float) -> str | None:
+        """Reason to restart the process: as `why_not`, but the loss of the device counts only after `grace_s`.
+
+        Until then readiness alone is off, so that what waits is answered and no more is sent.
+        """
+        reason = self.why_not(limit_s)
+        young = self.down_since is not None and self._clock() - self.down_since < grace_s
+        return None if young else reason

@@ -1,6 +1,6 @@
 """What the HTTP side may see of a model: its tensors by name and one call that answers. No torch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -75,5 +75,14 @@ class Rejected(Exception):  # noqa: N818 - an answer to the client, not a fault 
 class Servable(Protocol):
     """A model that has proven its answers."""
 
-    async def answer(self, path: str, arrays: Mapping[str, Array]) -> Answer:
-        """Run one request by one of the model's paths; raises Rejected."""
+    async def answer(
+        self,
+        path: str,
+        arrays: Mapping[str, Array],
+        timeout_s: float | None = None,
+        gone: Callable[[], bool] = lambda: False,
+    ) -> Answer:
+        """Run one request by one of the model's paths; raises Rejected.
+
+        `timeout_s`: the client's own limit until it starts to run. `gone`: nobody waits for the answer any more.
+        """

@@ -23,6 +23,7 @@ from app.errors import ResourceError
 from app.http import oip, openapi, probes
 from app.http import status as status_routes
 from app.http.edge import Edge, install_errors, key_check
+from app.http.infer import InferenceRoute, Inferences, Observer
 from app.http.rehearsal import Rehearsing
 from app.logs import log
 from app.process_clock import ProcessClock
@@ -31,7 +32,7 @@ from app.sidecar import Sidecar
 from app.startup import settle
 
 
-def create_app(sidecar: Sidecar) -> FastAPI:
+def create_app(sidecar: Sidecar, inferences: Inferences) -> FastAPI:
     """Return the application; its lifespan starts the graph and yields at once."""
 
     @contextlib.asynccontextmanager
@@ -51,7 +52,7 @@ def create_app(sidecar: Sidecar) -> FastAPI:
     app.include_router(status_routes.routes(sidecar.report, sidecar.registry))
     app.include_router(openapi.routes(guarded=sidecar.settings.http.api_key_file is not None))
     app.include_router(oip.health_routes(sidecar.not_alive, sidecar.not_ready))
-    app.include_router(oip.routes(_protocol(sidecar)))
+    app.include_router(oip.routes(inferences, sidecar.not_ready))
     return app
 
 
@@ -66,7 +67,8 @@ def _probes(sidecar: Sidecar) -> probes.Probes:
     )
 
 
-def _protocol(sidecar: Sidecar) -> oip.Protocol:
+def inferences_of(sidecar: Sidecar) -> Inferences:
+    """Return what inference requests of this sidecar are answered from; raises SettingsError for a key that is none."""
     requests, settings = sidecar.requests, sidecar.settings
 
     def answered(code: int, reason: str | None, total_s: float, codec_s: float) -> None:
@@ -77,15 +79,14 @@ def _protocol(sidecar: Sidecar) -> oip.Protocol:
         if reason:
             requests.rejected.labels(reason).inc()
 
-    return oip.Protocol(
+    return Inferences(
         settings.model.name,
         settings.model.version,
         settings.model_paths,
         sidecar.gate(),
-        sidecar.not_ready,
         key_check(settings.http.api_key_file),
         settings.serving.max_body_bytes,
-        oip.Observer(requests.inflight.inc, answered),
+        Observer(requests.inflight.inc, answered),
         sidecar.clock,
     )
 
@@ -170,7 +171,9 @@ def serve(settings: Settings, console: Console) -> int:
     _raise_file_limit()
     sidecar = Sidecar(settings, ProcessClock(), console, endings.end_process, endings.after_ready)
     listening = bind(settings.http)
-    rehearsing = Rehearsing(Edge(create_app(sidecar), lambda: sidecar.drain.begun))
+    inferences = inferences_of(sidecar)
+    answering = InferenceRoute(create_app(sidecar, inferences), inferences)
+    rehearsing = Rehearsing(Edge(answering, lambda: sidecar.drain.begun))
     path = f"/v2/models/{urllib.parse.quote(settings.model.name)}/infer"
     sidecar.send = partial(rehearsing.post, listening, path, settings.startup.stall_timeout_s)
     config = uvicorn.Config(

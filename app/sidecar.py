@@ -132,8 +132,10 @@ class Sidecar:
 
     def engine_down(self) -> str | None:
         """Return why the engine cannot run requests, or None; stages that use the device have checks of their own."""
-        limit = self.settings.startup.stall_timeout_s if self.startup.finished else float("inf")
-        return self.device_lane.why_not(limit)
+        return self.device_lane.why_not(self._call_limit_s())
+
+    def _call_limit_s(self) -> float:
+        return self.settings.startup.stall_timeout_s if self.startup.finished else float("inf")
 
     def _engine_not_ready(self) -> str | None:
         return self.engine_down() if BoundEngine in self.startup.values else "not bound yet"
@@ -142,7 +144,7 @@ class Sidecar:
         """Return why a restart would help, or None."""
         if self.startup.error:
             return f"start-up {self.not_started()}"
-        return self.engine_down()
+        return self.device_lane.why_dead(self._call_limit_s(), self.settings.http.drain_delay_s)
 
     def not_ready(self) -> str | None:
         """Return the first reason against readiness, or None: the protocol's answer is that of /readyz."""

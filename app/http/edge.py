@@ -7,6 +7,7 @@ from pathlib import Path
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -68,14 +69,14 @@ def install_errors(app: FastAPI) -> None:
         return as_error(Rejected(500, f"the inference failed: {type(error).__name__}; the log has the details"))
 
 
-def key_check(file: Path | None) -> Callable[[Request], None]:
-    """Return a dependency that asks for the key in `file`; probes, metrics and status never use it.
+def key_check(file: Path | None) -> Callable[[Headers], None]:
+    """Return a check of headers that asks for the key in `file`; probes, metrics and status never use it.
 
     Raises SettingsError at once when the file cannot be read.
     """
 
-    def open_to_all(request: Request) -> None:
-        del request
+    def open_to_all(headers: Headers) -> None:
+        del headers
 
     if file is None:
         return open_to_all
@@ -88,9 +89,9 @@ def key_check(file: Path | None) -> Callable[[Request], None]:
     if not key:
         raise SettingsError(f"http.api_key_file = {file} is empty")
 
-    def check(request: Request) -> None:
-        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-        given = request.headers.get("x-api-key", bearer).encode()
+    def check(headers: Headers) -> None:
+        bearer = headers.get("authorization", "").removeprefix("Bearer ")
+        given = headers.get("x-api-key", bearer).encode()
         if not hmac.compare_digest(given, key):
             raise Rejected(401, "this server wants an API key: Authorization: Bearer … or X-API-Key")
 

@@ -16,12 +16,16 @@ from app.servable import DATATYPES, Array, Rejected, TensorSpec
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A decoded request: its path, arrays by input name, the outputs wanted in their order, the id to echo."""
+    """A decoded request: its path, arrays by input name, the outputs wanted in their order, the id to echo.
+
+    `timeout_s`: how long the client would wait for it to start; None as configured.
+    """
 
     path: str
     arrays: Mapping[str, Array]
     wanted: tuple[TensorSpec, ...]
     id: str | None
+    timeout_s: float | None = None
 
 
 def decode(body: bytes, paths: Sequence[ModelPath]) -> Ask:
@@ -35,7 +39,8 @@ def decode(body: bytes, paths: Sequence[ModelPath]) -> Ask:
         raise Rejected(400, f"the body is not JSON: {error}") from error
     if not isinstance(request, dict) or not isinstance(request.get("inputs"), list):
         raise Rejected(400, 'the body must be an object with "inputs": [{"name", "shape", "datatype", "data"}, …]')
-    path = _path(request, paths)
+    parameters = _parameters("the request", request)
+    path = _path(parameters, paths)
     arrays: dict[str, Array] = {}
     for row in request["inputs"]:
         name, array = _tensor(row)
@@ -45,16 +50,27 @@ def decode(body: bytes, paths: Sequence[ModelPath]) -> Ask:
     identifier = request.get("id")
     if identifier is not None and not isinstance(identifier, str):
         raise Rejected(400, '"id" must be a string')
-    return Ask(path.name, arrays, _wanted(request.get("outputs"), path.outputs), identifier)
+    return Ask(path.name, arrays, _wanted(request.get("outputs"), path.outputs), identifier, _timeout_s(parameters))
 
 
-def _path(request: Mapping[str, Any], paths: Sequence[ModelPath]) -> ModelPath:
+def _path(parameters: Mapping[str, Any], paths: Sequence[ModelPath]) -> ModelPath:
     first, *_ = paths
-    name = _parameters("the request", request).get("path", first.name)
+    name = parameters.get("path", first.name)
     found = next((path for path in paths if path.name == name), None)
     if found is None:
         raise Rejected(400, f"unknown path {name!r}; the model has {', '.join(path.name for path in paths)}")
     return found
+
+
+def _timeout_s(parameters: Mapping[str, Any]) -> float | None:
+    """Return the parameter `timeout`, which clients give in microseconds; 0 means none of their own."""
+    asked = parameters.get("timeout")
+    if asked is None:
+        return None
+    # Some languages write whole numbers as 3e7; a boolean is a number for Python alone.
+    if type(asked) not in (int, float) or asked < 0 or not float(asked).is_integer():
+        raise Rejected(400, f"the parameter timeout must be whole microseconds, got {asked!r}")
+    return asked / 1e6 or None
 
 
 def request_body(path: ModelPath, arrays: Mapping[str, Array]) -> bytes:
@@ -96,7 +112,9 @@ def _tensor(row: Any) -> tuple[str, Array]:
 
 
 def _parameters(owner: str, row: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = row.get("parameters") or {}
+    found = row.get("parameters")
+    if found is None:
+        return {}
     if not isinstance(found, dict):
         raise Rejected(400, f"{owner}: parameters must be an object")
     return found
@@ -149,7 +167,7 @@ def _integers(name: str, data: Any, dtype: np.dtype[Any]) -> Array:
 
 
 def _wanted(asked: Any, outputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    if not asked:
+    if asked is None or asked == []:
         return tuple(outputs)
     known = {spec.name: spec for spec in outputs}
     names = [row.get("name") if isinstance(row, dict) else None for row in asked] if isinstance(asked, list) else [None]

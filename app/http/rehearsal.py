@@ -10,7 +10,7 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import WarmupError
-from app.http.oip import REHEARSED
+from app.http.infer import REHEARSED
 from app.servable import Servable
 
 HEADER = "x-warmgate-rehearsal"

@@ -1,24 +1,70 @@
-"""From a request's arrays through one queue to the device lane, and back."""
+"""From a request's arrays to its answer: admission, the wait for company, the device lane, deadlines."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 from app.buckets import Kind, Route
 from app.errors import DeviceLostError
 from app.lanes import DeviceLane
 from app.servable import Answer, Array, Rejected
-from app.serving.forward import Forward
+from app.serving.batching import Batching, volume
+from app.serving.forward import Forward, measure
 from app.serving.requests import RequestMetrics
 from app.settings import Serving
 from app.startup import Clock
 
 # Called on the device lane after each run with its inputs.
 AfterRun = Callable[[Mapping[str, Array]], None]
+# What waits is looked after this often: deadlines that have passed, clients that have left, a device that is gone.
+TEND_S = 0.05
+
+Outcome = Answer | BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One call of the model: what came of each of its requests; seconds it took, None where it failed."""
+
+    batch: "Sequence[Waiting]"
+    route: Route
+    outcomes: Sequence[Outcome]
+    seconds: float | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Waiting:
+    """A request that has been admitted and not answered."""
+
+    model: "Model"
+    batching: Batching
+    arrays: Mapping[str, Array]
+    sizes: Mapping[str, int]
+    route: Route
+    bytes: int
+    arrived: float
+    deadline: float
+    gone: Callable[[], bool]
+    answer: "asyncio.Future[Answer]"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Model:
+    """A forward and how its requests are put together."""
+
+    forward: Forward
+    batchings: Mapping[str, Batching]
+
+    @classmethod
+    def of(cls, forward: Forward) -> "Model":
+        """Make it."""
+        paths = forward.paths.items()
+        return cls(forward, {name: Batching.of(path, forward.coverages[name]) for name, path in paths})
 
 
 class Executor:
-    """The servable: bounded, timed, one request a run."""
+    """The servable: bounded, batched, timed. Its methods run on the event loop, what it runs on the device lane."""
 
     def __init__(
         self,
@@ -29,41 +75,59 @@ class Executor:
         clock: Clock,
         after_run: AfterRun,
     ) -> None:
-        self._forward, self._lane, self._limits = forward, lane, limits
+        self._model, self._lane, self._limits = Model.of(forward), lane, limits
         self._metrics, self._clock, self._after_run = metrics, clock, after_run
-        self._waiting = 0
-        self._waiting_bytes = 0
+        self._queue: list[Waiting] = []
+        self._running: Sequence[Waiting] = ()
+        self._admitted = self._admitted_bytes = 0
+        self._expected, self._ended_s = 1, float("-inf")
+        self._later: asyncio.TimerHandle | None = None
+        self._tending: asyncio.TimerHandle | None = None
+        metrics.queue_items.set_function(lambda: self._admitted)
+        metrics.queue_bytes.set_function(lambda: self._admitted_bytes)
 
-    async def answer(self, path: str, arrays: Mapping[str, Array]) -> Answer:
+    async def answer(
+        self,
+        path: str,
+        arrays: Mapping[str, Array],
+        timeout_s: float | None = None,
+        gone: Callable[[], bool] = lambda: False,
+    ) -> Answer:
         """Run one request by one of the model's paths.
 
-        Raises Rejected when its shape, the queue or its deadline does not allow it.
+        Raises Rejected when its shape, the queue or its deadline does not allow it. A client's own `timeout_s` until
+        it starts to run only shortens the configured one.
         """
-        # Whatever takes its place meanwhile: a request is run by the forward that has found its route.
-        forward = self._forward
-        route = self._route(forward, path, arrays)
-        size = sum(array.nbytes for array in arrays.values())
-        self._admit(size)
-        arrived = self._clock()
+        one = self._waiting(path, arrays, timeout_s, gone)
+        self._admit(one)
+        self._queue.append(one)
         try:
-            answer = await self._wait(self._lane.submit(lambda: self._run(forward, arrays, route, arrived)))
-        except DeviceLostError as error:
-            raise Rejected(503, str(error), "not_ready") from error
+            self._start()
+            self._tend_later()
+            return await one.answer
         finally:
-            self._waiting -= 1
-            self._waiting_bytes -= size
-            self._publish()
-        self._count(answer)
-        return answer
+            self._admitted -= 1
+            self._admitted_bytes -= one.bytes
 
     def use(self, forward: Forward) -> None:
-        """Run the requests that arrive from now on by another forward."""
-        self._forward = forward
+        """Run the requests that arrive from now on by another forward; those that wait keep theirs."""
+        self._model = Model.of(forward)
 
-    def _route(self, forward: Forward, path: str, arrays: Mapping[str, Array]) -> Route:
+    def _waiting(
+        self, path: str, arrays: Mapping[str, Array], timeout_s: float | None, gone: Callable[[], bool]
+    ) -> Waiting:
+        model, now = self._model, self._clock()
+        sizes = measure(model.forward.paths[path].inputs, arrays)
+        route = self._route(model.forward, path, sizes)
+        size = sum(array.nbytes for array in arrays.values())
+        allowed = min(timeout_s or self._limits.timeout_s, self._limits.timeout_s)
+        answer = asyncio.get_running_loop().create_future()
+        return Waiting(model, model.batchings[path], arrays, sizes, route, size, now, now + allowed, gone, answer)
+
+    def _route(self, forward: Forward, path: str, sizes: Mapping[str, int]) -> Route:
         policy = forward.coverages[path].policy
         try:
-            route = forward.route(path, arrays)
+            route = forward.route(path, sizes)
         except Rejected as refusal:
             if refusal.reason == "uncovered":
                 self._metrics.uncovered.labels(policy).inc()
@@ -72,44 +136,165 @@ class Executor:
             self._metrics.uncovered.labels(policy).inc()
         return route
 
-    async def _wait(self, running: "Future[Answer]") -> Answer:
-        """Wait for the answer; raises Rejected (504) when the request has not started within its time."""
-        waited = asyncio.wrap_future(running)
-        await asyncio.wait([waited], timeout=self._limits.timeout_s)
-        if not waited.done() and running.cancel():
-            raise self._late()
-        return await waited
-
-    def _late(self) -> Rejected:
-        return Rejected(504, f"not started within serving.timeout_s = {self._limits.timeout_s:g} s", "deadline")
-
-    def _admit(self, size: int) -> None:
-        if self._waiting >= self._limits.max_queue_items or (
-            self._waiting and self._waiting_bytes + size > self._limits.max_queue_bytes
+    def _admit(self, one: Waiting) -> None:
+        if self._admitted >= self._limits.max_queue_items or (
+            self._admitted and self._admitted_bytes + one.bytes > self._limits.max_queue_bytes
         ):
-            raise Rejected(503, f"{self._waiting} requests are waiting; try again later", "queue_full")
-        self._waiting += 1
-        self._waiting_bytes += size
-        self._publish()
+            raise Rejected(503, f"{self._admitted} requests are waiting; try again later", "queue_full")
+        self._admitted += 1
+        self._admitted_bytes += one.bytes
 
-    def _publish(self) -> None:
-        self._metrics.queue_items.set(self._waiting)
-        self._metrics.queue_bytes.set(self._waiting_bytes)
+    def _start(self) -> None:
+        """Hand the next batch to the device, unless one runs or more requests are on their way."""
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        self._sort_out()
+        if self._running or not self._queue:
+            return
+        if (wait_s := self._worth_waiting_s()) > 0:
+            self._later = asyncio.get_running_loop().call_later(wait_s, self._start)
+            return
+        self._launch(*self._next())
 
-    def _run(self, forward: Forward, arrays: Mapping[str, Array], route: Route, arrived: float) -> Answer:
+    def _worth_waiting_s(self) -> float:
+        """Return how long to wait for company: never on an idle device, never longer than the oldest may wait.
+
+        Clients that have just been answered usually ask again at once: as many as were there when the last batch
+        began are waited for, so that a batch of 32 is not followed by one of 1 and one of 31.
+        """
+        now, oldest = self._clock(), self._queue[0]
+        delay = self._limits.max_batch_delay_ms / 1000
+        if now - self._ended_s >= delay or len(self._queue) >= min(self._expected, oldest.batching.most):
+            return 0.0
+        return oldest.arrived + delay - now
+
+    def _next(self) -> tuple[list[Waiting], Route]:
+        """Take the requests of the next run out of the queue."""
+        leader = self._queue[0]
+        alike = [one for one in self._queue if one.batching is leader.batching]
+        batch, route = leader.batching.choose(alike)
+        taken = set(map(id, batch))
+        self._queue = [one for one in self._queue if id(one) not in taken]
+        return batch, route
+
+    def _launch(self, batch: list[Waiting], route: Route) -> None:
+        loop = asyncio.get_running_loop()
+        self._running, self._expected = batch, len(batch) + len(self._queue)
+        try:
+            running = self._lane.submit(lambda: self._run(batch, route))
+        except DeviceLostError as error:
+            self._fail(error)
+            return
+        running.add_done_callback(lambda ended: loop.call_soon_threadsafe(self._finish, batch, ended))
+
+    def _run(self, batch: Sequence[Waiting], route: Route) -> list[Run]:
+        """Run a batch on the device lane. An error is its own request's alone: halves are run until it is found."""
         began = self._clock()
-        if began - arrived > self._limits.timeout_s:
-            raise self._late()
-        outputs = forward(arrays, route)
-        ended = self._clock()
-        self._after_run(arrays)
-        return Answer(outputs, route, began - arrived, ended - began)
+        try:
+            outputs = self._outputs(batch, route)
+        except DeviceLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - it belongs to the request, which answers with it
+            return [Run(batch, route, [error])] if len(batch) == 1 else self._halves(batch)
+        seconds = self._clock() - began
+        rows = zip(batch, outputs, strict=True)
+        answers = [Answer(own, route, max(0.0, began - one.arrived), seconds) for one, own in rows]
+        return [Run(batch, route, answers, seconds)]
 
-    def _count(self, answer: Answer) -> None:
-        metrics, route = self._metrics, answer.route
-        metrics.duration.labels("queue").observe(answer.queue_s)
-        metrics.duration.labels("compute").observe(answer.compute_s)
-        metrics.batch_size.observe(1)
-        if route.kind is Kind.EXACT and route.bucket:
-            metrics.note_first(route.bucket.name, answer.compute_s)
-        metrics.padding.set(route.padding)
+    def _outputs(self, batch: Sequence[Waiting], route: Route) -> list[Mapping[str, Array]]:
+        forward, batching = batch[0].model.forward, batch[0].batching
+        alone = len(batch) == 1
+        arrays = batch[0].arrays if alone else batching.join([(one.arrays, one.sizes) for one in batch], route)
+        outputs = forward(arrays, route)
+        self._after_run(arrays)
+        return [outputs] if alone else list(batching.split(outputs, [one.sizes for one in batch]))
+
+    def _halves(self, batch: Sequence[Waiting]) -> list[Run]:
+        middle, runs = len(batch) // 2, list[Run]()
+        for half in (batch[:middle], batch[middle:]):
+            left = list(half)
+            while left:
+                chosen, route = left[0].batching.choose(left)
+                left = [one for one in left if one not in chosen]
+                runs += self._run(chosen, route)
+        return runs
+
+    def _finish(self, batch: Sequence[Waiting], running: "Future[list[Run]]") -> None:
+        """Answer a batch, once the next one is on its way."""
+        self._ended_s = self._clock()
+        error = running.exception()
+        if isinstance(error, DeviceLostError):
+            self._lane.lose(str(error))
+            self._fail(error)
+            return
+        self._running = ()
+        self._start()
+        runs = [Run(batch, batch[0].route, [error] * len(batch))] if error else running.result()
+        for run in runs:
+            for one, outcome in zip(run.batch, run.outcomes, strict=True):
+                _settle(one, outcome)
+            self._count(run)
+
+    def _fail(self, error: DeviceLostError) -> None:
+        """Answer everything that waits or runs: nothing will run any more."""
+        lost, self._running, self._queue = [*self._running, *self._queue], (), []
+        for one in lost:
+            _settle(one, Rejected(503, str(error), "not_ready"))
+
+    def _sort_out(self) -> None:
+        """Drop what must not run any more."""
+        now, left = self._clock(), list[Waiting]()
+        for one in self._queue:
+            if one.answer.done():  # its handler was cancelled
+                continue
+            if now >= one.deadline:
+                waited = f"not started within {one.deadline - one.arrived:g} s"
+                _settle(one, Rejected(504, f"{waited}; serving.timeout_s = {self._limits.timeout_s:g}", "deadline"))
+            else:
+                left.append(one)
+        self._queue = left
+
+    def _tend(self) -> None:
+        """Look after what waits and what runs until nothing does."""
+        self._sort_out()
+        long_ago = self._clock() - TEND_S
+        for one in [one for one in self._queue if one.arrived <= long_ago and one.gone()]:
+            self._queue.remove(one)
+            _settle(one, Rejected(503, "the client left before its request ran", "disconnected"))
+        if reason := self._lane.gone():
+            self._fail(DeviceLostError(f"{reason}; restart the process"))
+        self._tending = None
+        if self._queue or self._running:
+            self._tend_later()
+
+    def _tend_later(self) -> None:
+        if self._tending is None:
+            self._tending = asyncio.get_running_loop().call_later(TEND_S, self._tend)
+
+    def _count(self, run: Run) -> None:
+        if run.seconds is None:
+            return
+        metrics = self._metrics
+        asked = sum(volume(one.sizes) for one in run.batch)
+        computed = volume(dict(run.route.sizes))
+        metrics.batch_size.observe(len(run.batch))
+        metrics.padding.set(1 - asked / computed)
+        metrics.positions.labels("request").inc(asked)
+        metrics.positions.labels("padding").inc(computed - asked)
+        for one in run.outcomes:
+            if isinstance(one, Answer):
+                metrics.duration.labels("queue").observe(one.queue_s)
+                metrics.duration.labels("compute").observe(one.compute_s)
+        if run.route.kind is Kind.EXACT and run.route.bucket:
+            metrics.note_first(run.route.bucket.name, run.seconds)
+
+
+def _settle(one: Waiting, outcome: Outcome) -> None:
+    """Give a request its answer, unless nobody waits for it any more."""
+    if one.answer.done():
+        return
+    if isinstance(outcome, Answer):
+        one.answer.set_result(outcome)
+    else:
+        one.answer.set_exception(outcome)

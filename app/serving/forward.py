@@ -36,9 +36,9 @@ class Forward:
         kept = [path.keeping(wanted) for path in self.paths.values()]
         return Forward(self.engine, kept, self._uncovered, self._module)
 
-    def route(self, path: str, arrays: Mapping[str, Array]) -> Route:
-        """Return how these arrays are served; raises Rejected (400) for arrays that are not the path's inputs."""
-        found = self.coverages[path].route(measure(self.paths[path].inputs, arrays))
+    def route(self, path: str, sizes: Mapping[str, int]) -> Route:
+        """Return how inputs of these sizes are served; raises Rejected (400) for sizes that are not."""
+        found = self.coverages[path].route(sizes)
         if isinstance(found, Refusal):
             raise Rejected(400, found.why, None if found.impossible else "uncovered")
         return found

@@ -8,6 +8,7 @@ CODES = ("200", "400", "401", "404", "405", "413", "415", "500", "501", "503", "
 PARTS = ("total", "queue", "compute", "codec")
 REASONS = ("not_ready", "queue_full", "deadline", "draining", "too_large", "disconnected", "uncovered")
 POLICIES = ("pad", "reject", "eager")
+HELD = ("request", "padding")
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 
 
@@ -34,6 +35,12 @@ class RequestMetrics:
             "warmgate_batch_size", "Requests run together.", buckets=(1, 2, 4, 8, 16, 32, 64), registry=registry
         )
         self.padding = Gauge("warmgate_padding_ratio", "Share of padding in the last run.", registry=registry)
+        self.positions = Counter(
+            "warmgate_positions",
+            "Places of tensors (product of the symbolic dimensions) that were computed, by what they held.",
+            ["held"],
+            registry=registry,
+        )
         self.queue_items = Gauge("warmgate_queue_items", "Requests waiting for the device or on it.", registry=registry)
         self.queue_bytes = Gauge("warmgate_queue_bytes", "Bytes of inputs waiting for the device.", registry=registry)
         self.inflight = Gauge("warmgate_inflight_requests", "Requests received and not answered.", registry=registry)
@@ -52,6 +59,8 @@ class RequestMetrics:
             self.rejected.labels(reason)
         for policy in POLICIES:
             self.uncovered.labels(policy)
+        for held in HELD:
+            self.positions.labels(held)
         for bucket in self.first:
             self.first_request.labels(bucket).set(float("nan"))
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from app.buckets import FORWARD, Bucket, Dimension, Kind, Route
+from app.errors import DeviceLostError
 from app.lanes import DeviceLane
 from app.paths import ModelPath
 from app.servable import Answer, Array, Rejected, TensorSpec
-from app.serving.executor import Executor
+from app.serving.executor import AfterRun, Executor
 from app.serving.forward import Forward, measure
 from app.serving.requests import RequestMetrics
 from app.settings import Serving
@@ -26,35 +28,39 @@ OUTPUTS = (TensorSpec("y", "FP32", ("batch", 3)),)
 
 
 class Doubling(Forward):
-    """Routes as the real one; the computation is a function of arrays that may wait for a gate."""
+    """Routes as the real one; the computation is a function of arrays that may wait for a gate or fail on a value."""
 
-    def __init__(self, opened: threading.Event | None = None, dynamic: bool = True, policy: str = "pad") -> None:
+    def __init__(
+        self,
+        opened: threading.Event | None = None,
+        dynamic: bool = True,
+        policy: str = "pad",
+        fails: Mapping[float, Exception] | None = None,
+    ) -> None:
         engine: Any = SimpleNamespace(dynamic=dynamic)
         super().__init__(engine, [ModelPath(FORWARD, INPUTS, OUTPUTS, (BATCH,), BUCKETS)], policy)
-        self.opened, self.runs = opened, 0
+        self.opened, self.fails, self.batches = opened, fails or {}, list[int]()
+        self.began = threading.Event()
 
     def __call__(self, arrays: Mapping[str, Array], route: Route) -> dict[str, Array]:
+        self.began.set()
         if self.opened:
             self.opened.wait(30)
-        self.runs += 1
+        for value, error in self.fails.items():
+            if (arrays["x"] == value).any():
+                raise error
+        self.batches.append(len(arrays["x"]))
         return {"y": arrays["x"] * 2}
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def executor(forward: Forward, clock: Clock | None = None, **limits: Any) -> tuple[Executor, RequestMetrics]:
-    clock = clock or Clock()
+def executor(forward: Forward, after_run: AfterRun = lambda _: None, **limits: Any) -> tuple[Executor, RequestMetrics]:
     metrics = RequestMetrics(CollectorRegistry(), (bucket.name for bucket in BUCKETS))
-    return Executor(forward, DeviceLane(clock), Serving(**limits), metrics, clock, lambda _: None), metrics
+    lane = DeviceLane(time.monotonic)
+    return Executor(forward, lane, Serving(**limits), metrics, time.monotonic, after_run), metrics
 
 
-def rows(count: int) -> dict[str, Array]:
-    return {"x": np.ones((count, 3), np.float32)}
+def rows(count: int, value: float = 1) -> dict[str, Array]:
+    return {"x": np.full((count, 3), value, np.float32)}
 
 
 def test_an_answer_comes_with_its_route_and_first_requests_are_kept_for_buckets_alone() -> None:
@@ -87,24 +93,156 @@ def test_more_requests_than_may_wait_are_refused_at_once_and_the_others_are_answ
     assert len(answers) == 2
 
 
-def test_a_request_that_has_not_started_in_time_is_answered_504_at_once_and_never_runs() -> None:
+def test_a_request_that_has_not_started_in_time_is_answered_504_and_never_runs() -> None:
     opened = threading.Event()
     forward = Doubling(opened)
-    made, _ = executor(forward, timeout_s=0.05)
+    made, _ = executor(forward, timeout_s=30)
+
+    async def scenario() -> list[Rejected]:
+        first = asyncio.create_task(made.answer(FORWARD, rows(2)))
+        await asyncio.sleep(0)
+        late = []
+        for asked in (0.01, 0.02):
+            with pytest.raises(Rejected) as caught:
+                await made.answer(FORWARD, rows(2), asked)  # the lane is busy with the first, which waits for this test
+            late.append(caught.value)
+        opened.set()
+        await first
+        return late
+
+    late = asyncio.run(scenario())
+    assert [(one.status, one.reason) for one in late] == [(504, "deadline")] * 2
+    assert str(late[1]) == "not started within 0.02 s; serving.timeout_s = 30"
+    assert forward.batches == [2]
+
+
+def test_a_client_may_shorten_the_configured_time_and_not_lengthen_it() -> None:
+    opened = threading.Event()
+    made, _ = executor(Doubling(opened), timeout_s=0.02)
+
+    async def scenario() -> str:
+        first = asyncio.create_task(made.answer(FORWARD, rows(2)))
+        await asyncio.sleep(0)
+        with pytest.raises(Rejected) as caught:
+            await made.answer(FORWARD, rows(2), 25.0)
+        opened.set()
+        await first
+        return str(caught.value)
+
+    assert asyncio.run(scenario()) == "not started within 0.02 s; serving.timeout_s = 0.02"
+
+
+def test_a_request_whose_client_has_left_never_runs() -> None:
+    opened = threading.Event()
+    forward = Doubling(opened)
+    made, _ = executor(forward)
 
     async def scenario() -> Rejected:
         first = asyncio.create_task(made.answer(FORWARD, rows(2)))
         await asyncio.sleep(0)
-        with pytest.raises(Rejected) as late:
-            await made.answer(FORWARD, rows(2))  # the lane is busy with the first, which waits for this test
+        with pytest.raises(Rejected) as caught:
+            await made.answer(FORWARD, rows(4), None, lambda: True)
         opened.set()
         await first
-        return late.value
+        return caught.value
 
-    late = asyncio.run(scenario())
-    assert (late.status, late.reason) == (504, "deadline")
-    assert str(late) == "not started within serving.timeout_s = 0.05 s"
-    assert forward.runs == 1
+    left = asyncio.run(scenario())
+    assert (left.status, left.reason) == (503, "disconnected")
+    assert forward.batches == [2]
+
+
+def test_a_handler_that_was_cancelled_leaves_nothing_that_runs() -> None:
+    opened = threading.Event()
+    forward = Doubling(opened)
+    made, metrics = executor(forward)
+
+    async def scenario() -> None:
+        first = asyncio.create_task(made.answer(FORWARD, rows(2)))
+        second = asyncio.create_task(made.answer(FORWARD, rows(4)))
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.wait([second])
+        opened.set()
+        await first
+
+    asyncio.run(scenario())
+    assert forward.batches == [2]
+    assert metrics.queue_items.collect()[0].samples[0].value == 0
+
+
+async def _behind(made: Executor, forward: Doubling, requests: Sequence[dict[str, Array]]) -> list[Any]:
+    """Let requests queue behind one that runs, then let all run; returns their answers or errors."""
+    assert forward.opened is not None
+    first = asyncio.create_task(made.answer(FORWARD, rows(1)))
+    await asyncio.to_thread(forward.began.wait, 30)
+    waiting = [asyncio.create_task(made.answer(FORWARD, request)) for request in requests]
+    await asyncio.sleep(0)
+    forward.opened.set()
+    await first
+    return await asyncio.gather(*waiting, return_exceptions=True)
+
+
+def test_requests_that_wait_run_together_up_to_the_largest_bucket_and_each_gets_its_own_rows() -> None:
+    forward = Doubling(threading.Event())
+    made, metrics = executor(forward)
+    answers = asyncio.run(_behind(made, forward, [rows(1, value) for value in range(6)]))
+    assert [answer.outputs["y"].tolist() for answer in answers] == [[[2.0 * value] * 3] for value in range(6)]
+    assert forward.batches == [1, 4, 2]
+    assert metrics.positions.labels("request")._value.get() == 7
+    assert metrics.positions.labels("padding")._value.get() == 0
+
+
+@pytest.mark.parametrize("bad", [ValueError("bad"), MemoryError("no memory"), RuntimeError("broken")])
+def test_an_error_that_belongs_to_one_request_does_not_reach_its_neighbours(bad: Exception) -> None:
+    forward = Doubling(threading.Event(), fails={2.0: bad})
+    made, _ = executor(forward)
+    answers = asyncio.run(_behind(made, forward, [rows(1, value) for value in range(4)]))
+    assert answers[2] is bad
+    assert [answers[i].outputs["y"][0, 0] for i in (0, 1, 3)] == [0.0, 2.0, 6.0]
+
+
+def test_a_lost_device_fails_what_waits_and_what_comes_at_once() -> None:
+    forward = Doubling(threading.Event(), fails={1.0: DeviceLostError("the device fell off the bus")})
+    made, _ = executor(forward)
+
+    async def scenario() -> list[Any]:
+        first = asyncio.create_task(made.answer(FORWARD, rows(1)))
+        waiting = asyncio.create_task(made.answer(FORWARD, rows(2)))
+        await asyncio.to_thread(forward.began.wait, 30)
+        assert forward.opened is not None
+        forward.opened.set()
+        found = await asyncio.gather(first, waiting, return_exceptions=True)
+        return [*found, *await asyncio.gather(made.answer(FORWARD, rows(1)), return_exceptions=True)]
+
+    found = asyncio.run(scenario())
+    assert [(one.status, one.reason) for one in found] == [(503, "not_ready")] * 3
+    assert all("the device fell off the bus" in str(one) for one in found)
+
+
+def test_the_loss_of_the_device_ends_readiness_at_once_and_liveness_after_the_grace() -> None:
+    now = 0.0
+    lane = DeviceLane(lambda: now)
+    lane.lose("gone")
+    assert (lane.why_not(60), lane.why_dead(60, grace_s=5)) == ("gone", None)
+    now = 5.0
+    assert lane.why_dead(60, grace_s=5) == "gone"
+
+
+def test_a_client_alone_is_never_delayed_and_several_are_waited_for() -> None:
+    """The delay is longer than the test may take: only what does not wait can pass."""
+    forward = Doubling()
+    made, _ = executor(forward, max_batch_delay_ms=1e6)
+
+    async def scenario() -> None:
+        for _ in range(3):
+            await made.answer(FORWARD, rows(1))
+        several = [made.answer(FORWARD, rows(1)) for _ in range(3)]
+        await asyncio.gather(*several)  # the first runs alone: none was expected with it
+        assert forward.batches == [1, 1, 1, 1, 2]
+        await asyncio.gather(*(made.answer(FORWARD, rows(1)) for _ in range(2)))
+        assert forward.batches[5:] == [2]
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def test_a_shape_that_is_refused_is_counted_under_its_policy() -> None:

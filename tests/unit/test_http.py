@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from fastapi import Depends, FastAPI
+from fastapi import Depends, FastAPI, Request
 from starlette.types import ASGIApp
 
 from app import __version__
@@ -19,6 +19,7 @@ from app.http import oip, probes
 from app.http.answers import as_error, retry_after
 from app.http.edge import Edge, install_errors, key_check
 from app.http.gate import Gate
+from app.http.infer import Inferences, Observer
 from app.paths import ModelPath
 from app.readiness import Check, Readiness
 from app.servable import Answer, Array, Rejected, TensorSpec
@@ -300,9 +301,12 @@ def test_the_wait_is_a_whole_number_of_seconds() -> None:
 
 
 def keyed(key_file: Path | None) -> FastAPI:
-    app = app_with()
+    app, check = app_with(), key_check(key_file)
 
-    @app.get("/v2", dependencies=[Depends(key_check(key_file))])
+    def authorize(request: Request) -> None:
+        check(request.headers)
+
+    @app.get("/v2", dependencies=[Depends(authorize)])
     async def inner() -> str:
         return "in"
 
@@ -367,7 +371,13 @@ class Doubling:
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
 
-    async def answer(self, path: str, arrays: Mapping[str, Array]) -> Answer:
+    async def answer(
+        self,
+        path: str,
+        arrays: Mapping[str, Array],
+        timeout_s: float | None = None,
+        gone: Callable[[], bool] = lambda: False,
+    ) -> Answer:
         if self.error:
             raise self.error
         return Answer({"y": (arrays["x"] * 2).astype(np.float32)}, Route(Kind.EXACT, None, ()), 0.0, 0.0)
@@ -394,19 +404,18 @@ def protocol(
     opened: Gate, not_ready: str | None = None, limit: int = 1000, seen: list[tuple[int, str | None]] | None = None
 ) -> FastAPI:
     observed = [] if seen is None else seen
-    observer = oip.Observer(lambda: None, lambda status, reason, *_: observed.append((status, reason)))
-    made = oip.Protocol(
+    observer = Observer(lambda: None, lambda status, reason, *_: observed.append((status, reason)))
+    made = Inferences(
         "tiny",
         "2",
         (ModelPath(FORWARD, INPUTS, OUTPUTS, (), ()),),
         opened,
-        lambda: not_ready,
         key_check(None),
         limit,
         observer,
         iter(range(1000)).__next__,
     )
-    return app_with(oip.health_routes(lambda: None, lambda: not_ready), oip.routes(made))
+    return app_with(oip.health_routes(lambda: None, lambda: not_ready), oip.routes(made, lambda: not_ready))
 
 
 BODY = {"inputs": [{"name": "x", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]}]}

@@ -122,7 +122,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
         "app.engines.eager",
         "app.engines.jit",
     ),
-    ("app.serving", "app.serving.executor", "app.serving.forward", "app.serving.requests"),
+    ("app.serving", "app.serving.batching", "app.serving.executor", "app.serving.forward", "app.serving.requests"),
     (
         # What the child process runs: beside the stages that start it, and never imported by them.
         "app.child.__main__",
@@ -153,6 +153,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
         "app.http.answers",
         "app.http.edge",
         "app.http.gate",
+        "app.http.infer",
         "app.http.oip",
         "app.http.oip_json",
         "app.http.openapi",

@@ -27,7 +27,8 @@ from app.http.openapi import document
 one = sidecar.Sidecar(
     configure.load(Path(sys.argv[1])), process_clock.ProcessClock(), JsonConsole(), lambda *_: None, lambda *_: None
 )
-served = {path: sorted(methods) for path, methods in server.create_app(one).openapi()["paths"].items()}
+application = server.create_app(one, server.inferences_of(one))
+served = {path: sorted(methods) for path, methods in application.openapi()["paths"].items()}
 print(json.dumps([served, document.cache_info().currsize]))
 """
 

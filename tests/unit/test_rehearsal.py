@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 
 from app.errors import WarmupError
-from app.http.oip import REHEARSED
+from app.http.infer import REHEARSED
 from app.http.rehearsal import HEADER, Rehearsing
 from app.servable import Answer
 

@@ -1,16 +1,16 @@
 """One forward with real tensors: padding and slicing, scalars, outputs that are not what is declared."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
 import torch
 
-from app.buckets import FORWARD, Bucket, Dimension, Kind
+from app.buckets import FORWARD, Bucket, Dimension, Kind, Route
 from app.errors import WarmupError
 from app.paths import ModelPath
-from app.servable import TensorSpec
-from app.serving.forward import Forward
+from app.servable import Array, TensorSpec
+from app.serving.forward import Forward, measure
 
 DIMENSIONS = (Dimension("batch", 1, 4, (4,)), Dimension("length", 1, 8, (8,)))
 BUCKET = Bucket((("batch", 4), ("length", 8)))
@@ -48,12 +48,16 @@ def forward_of(engine: Recording, inputs: tuple[TensorSpec, ...], outputs: tuple
     return Forward(engine, [ModelPath(FORWARD, inputs, outputs, dimensions, buckets)], "pad")
 
 
+def route_of(forward: Forward, arrays: Mapping[str, Array]) -> Route:
+    return forward.route(FORWARD, measure(forward.paths[FORWARD].inputs, arrays))
+
+
 def test_a_shape_between_buckets_is_padded_with_the_declared_value_and_sliced_back_in_every_dimension() -> None:
     engine = Recording("tokens", "sum", dynamic=False)
     outputs = (TensorSpec("tokens", "INT64", ("batch", "length")), TensorSpec("sum", "INT64", ("batch",)))
     forward = forward_of(engine, (TOKENS,), outputs)
     tokens = np.arange(6).reshape(2, 3)
-    route = forward.route(FORWARD, {"tokens": tokens})
+    route = route_of(forward, {"tokens": tokens})
     answer = forward({"tokens": tokens}, route)
 
     assert (route.kind, route.padding) == (Kind.PADDED, 1 - 6 / 32)
@@ -68,7 +72,7 @@ def test_scalars_stay_scalars() -> None:
     engine = Recording("total")
     forward = forward_of(engine, (SCALE,), (TensorSpec("total", "FP32", ()),))
     arrays = {"scale": np.array(1.5, np.float32)}
-    answer = forward(arrays, forward.route(FORWARD, arrays))
+    answer = forward(arrays, route_of(forward, arrays))
     assert engine.seen[0].shape == ()
     assert (answer["total"].shape, float(answer["total"])) == ((), 3.0)
 
@@ -78,7 +82,7 @@ def test_an_array_that_is_not_contiguous_reaches_the_engine_contiguous() -> None
     outputs = (TensorSpec("tokens", "INT64", ("batch", "length")),)
     forward = forward_of(engine, (TOKENS,), outputs)
     tokens = np.arange(32).reshape(8, 4).T
-    answer = forward({"tokens": tokens}, forward.route(FORWARD, {"tokens": tokens}))
+    answer = forward({"tokens": tokens}, route_of(forward, {"tokens": tokens}))
     assert engine.seen[0].is_contiguous()
     assert answer["tokens"].tolist() == tokens.tolist()
 
@@ -101,5 +105,5 @@ def test_outputs_that_are_not_what_is_declared_are_an_error_with_both_sides(
     forward = forward_of(Recording(*made), (TOKENS,), outputs)
     tokens = {"tokens": np.zeros((4, 8), np.int64)}
     with pytest.raises(WarmupError) as caught:
-        forward(tokens, forward.route(FORWARD, tokens))
+        forward(tokens, route_of(forward, tokens))
     assert str(caught.value) == message

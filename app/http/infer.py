@@ -1,0 +1,177 @@
+"""The inference route: raw body in, answer out; before the framework, whose routing costs more than a small forward."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.http.answers import as_error, as_json
+from app.http.gate import Gate
+from app.http.oip_json import Ask, decode, encode
+from app.paths import ModelPath
+from app.servable import Answer, Rejected, Servable
+
+log = logging.getLogger("warmgate.infer")
+
+# Decoding more than this takes longer than a probe may wait for the event loop.
+INLINE_BYTES = 256 * 1024
+
+# A servable in the request's scope, put there by this program and by nobody outside: the gate is not open yet.
+REHEARSED = "warmgate.rehearsed"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Observer:
+    """Where inferences are counted: each one received, and its status, reason, total and codec seconds."""
+
+    received: Callable[[], None]
+    answered: Callable[[int, str | None, float, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Inferences:
+    """What inference requests are answered from."""
+
+    name: str
+    version: str
+    paths: tuple[ModelPath, ...]
+    gate: Gate
+    authorize: Callable[[Headers], None]
+    max_body_bytes: int
+    observer: Observer
+    clock: Callable[[], float]
+
+    def known(self, model: str, version: str | None) -> None:
+        """Raise Rejected (404) for a model or a version that this server does not have."""
+        if model != self.name:
+            raise Rejected(404, f"unknown model {model}; this server has {self.name}")
+        if version not in (None, self.version):
+            raise Rejected(404, f"unknown version {version} of {model}; this server has {self.version}")
+
+
+class InferenceRoute:
+    """Answers inference requests for the one model; everything else goes on to the application."""
+
+    def __init__(self, app: ASGIApp, inferences: Inferences) -> None:
+        self._app, self._inferences = app, inferences
+        model = f"/v2/models/{inferences.name}"
+        self._paths = frozenset({f"{model}/infer", f"{model}/versions/{inferences.version}/infer"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or pass the request on."""
+        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in self._paths:
+            response = await infer(self._inferences, scope, receive)
+            await response(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+async def infer(inferences: Inferences, scope: Scope, receive: Receive) -> Response:
+    """Run one inference; whatever goes wrong is an answer, and counted."""
+    rehearsed: Servable | None = scope.get(REHEARSED)
+    if rehearsed is not None:
+        return (await _answer(inferences, scope, receive, rehearsed)).response
+    began = inferences.clock()
+    inferences.observer.received()
+    found = _Answered(as_error(Rejected(500, "the request was given up")))
+    try:
+        found = await _answer(inferences, scope, receive, None)
+    finally:
+        found.count(inferences.observer, inferences.clock() - began)
+    return found.response
+
+
+@dataclass(slots=True)
+class _Answered:
+    response: Response
+    reason: str | None = None
+    codec_s: float = 0.0
+
+    def count(self, observer: Observer, total_s: float) -> None:
+        observer.answered(self.response.status_code, self.reason, total_s, self.codec_s)
+
+
+async def _answer(inferences: Inferences, scope: Scope, receive: Receive, rehearsed: Servable | None) -> _Answered:
+    try:
+        return await _run(inferences, Headers(scope=scope), receive, rehearsed)
+    except Rejected as rejected:
+        return _Answered(as_error(rejected), rejected.reason)
+    except Exception as error:
+        log.exception("inference failed")
+        # The kind only: the message of an arbitrary exception may hold what a client must not see; the log has it.
+        told = f"the inference failed: {type(error).__name__}; the log has the details"
+        return _Answered(as_error(Rejected(500, told)))
+
+
+async def _run(inferences: Inferences, headers: Headers, receive: Receive, rehearsed: Servable | None) -> _Answered:
+    if rehearsed is None:
+        inferences.authorize(headers)
+    servable = rehearsed or inferences.gate.enter()
+    body = await read_body(headers, receive, inferences.max_body_bytes)
+    client = Client(receive)
+    started = inferences.clock()
+    ask = await _off_loop(len(body), lambda: decode(body, inferences.paths))
+    codec_s = inferences.clock() - started
+    try:
+        answer = await servable.answer(ask.path, ask.arrays, ask.timeout_s, client.gone)
+    finally:
+        client.forget()
+    started = inferences.clock()
+    size = sum(array.nbytes for array in answer.outputs.values())
+    response = await _off_loop(size, lambda: _encoded(inferences, ask, answer))
+    return _Answered(response, None, codec_s + inferences.clock() - started)
+
+
+def _encoded(inferences: Inferences, ask: Ask, answer: Answer) -> Response:
+    # A client that finds an answer slow learns whether it waited or its batch took long (W3C Server Timing, ms).
+    timing = f"queue;dur={answer.queue_s * 1e3:.2f}, compute;dur={answer.compute_s * 1e3:.2f}"
+    return as_json(encode(inferences.name, inferences.version, ask, answer.outputs), headers={"Server-Timing": timing})
+
+
+async def _off_loop(size: int, work: Callable[[], T]) -> T:
+    return await asyncio.to_thread(work) if size > INLINE_BYTES else work()
+
+
+class Client:
+    """Whether the client is still there; asked of requests that wait alone, since a watch costs a task."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._watch: asyncio.Future[Any] | None = None
+
+    def gone(self) -> bool:
+        """The connection is closed; the first call starts to watch it. Called on the event loop."""
+        if self._watch is None:
+            self._watch = asyncio.ensure_future(self._receive())
+        return self._watch.done()
+
+    def forget(self) -> None:
+        """End the watch."""
+        if self._watch is not None:
+            self._watch.cancel()
+
+
+async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
+    """Read the raw body; raises Rejected (413) over the limit, from its declared length and while it streams."""
+    declared = headers.get("content-length", "")
+    too_large = f"the body is larger than serving.max_body_bytes = {limit}"
+    if declared.isdecimal() and int(declared) > limit:
+        raise Rejected(413, too_large, "too_large")
+    parts, size, more = [], 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Rejected(400, "the client left before its request was complete", "disconnected")
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > limit:
+            raise Rejected(413, too_large, "too_large")
+        more = message.get("more_body", False)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
