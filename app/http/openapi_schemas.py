@@ -100,9 +100,7 @@ PROTOCOL: dict[str, Schema] = {
         "Unknown members are ignored.",
     ),
     "ResponseOutput": {
-        **record(
-            {"name": TEXT, "shape": SHAPE, "datatype": DATATYPE}, {"data": DATA, "parameters": OBJECT}
-        ),
+        **record({"name": TEXT, "shape": SHAPE, "datatype": DATATYPE}, {"data": DATA, "parameters": OBJECT}),
         "description": "Values in `data`, flat and row-major.",
     },
     "InferenceResponse": record(
