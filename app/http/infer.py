@@ -25,6 +25,8 @@ INLINE_BYTES = 256 * 1024
 REHEARSED = "warmgate.rehearsed"
 
 T = TypeVar("T")
+# Name and version of a model, as a path gives them.
+Asked = tuple[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +75,15 @@ class InferenceRoute:
             await self._app(scope, receive, send)
 
 
-async def infer(inferences: Inferences, scope: Scope, receive: Receive) -> Response:
-    """Run one inference; whatever goes wrong is an answer, and counted."""
-    rehearsed: Servable | None = scope.get(REHEARSED)
-    if rehearsed is not None:
-        return (await _answer(inferences, scope, receive, rehearsed)).response
+async def infer(inferences: Inferences, scope: Scope, receive: Receive, asked: Asked | None = None) -> Response:
+    """Run one inference; whatever goes wrong is an answer, and counted. `asked`: a model that may be another one."""
+    if REHEARSED in scope:
+        return (await _answer(inferences, scope, receive, asked)).response
     began = inferences.clock()
     inferences.observer.received()
     found = _Answered(as_error(Rejected(500, "the request was given up")))
     try:
-        found = await _answer(inferences, scope, receive, None)
+        found = await _answer(inferences, scope, receive, asked)
     finally:
         found.count(inferences.observer, inferences.clock() - began)
     return found.response
@@ -98,9 +99,9 @@ class _Answered:
         observer.answered(self.response.status_code, self.reason, total_s, self.codec_s)
 
 
-async def _answer(inferences: Inferences, scope: Scope, receive: Receive, rehearsed: Servable | None) -> _Answered:
+async def _answer(inferences: Inferences, scope: Scope, receive: Receive, asked: Asked | None) -> _Answered:
     try:
-        return await _run(inferences, Headers(scope=scope), receive, rehearsed)
+        return await _run(inferences, scope, receive, asked)
     except Rejected as rejected:
         return _Answered(as_error(rejected), rejected.reason)
     except Exception as error:
@@ -110,9 +111,13 @@ async def _answer(inferences: Inferences, scope: Scope, receive: Receive, rehear
         return _Answered(as_error(Rejected(500, told)))
 
 
-async def _run(inferences: Inferences, headers: Headers, receive: Receive, rehearsed: Servable | None) -> _Answered:
+async def _run(inferences: Inferences, scope: Scope, receive: Receive, asked: Asked | None) -> _Answered:
+    headers = Headers(scope=scope)
+    rehearsed: Servable | None = scope.get(REHEARSED)
     if rehearsed is None:
         inferences.authorize(headers)
+    if asked is not None:
+        inferences.known(*asked)
     servable = rehearsed or inferences.gate.enter()
     body = await read_body(headers, receive, inferences.max_body_bytes)
     client = Client(receive)

@@ -48,12 +48,11 @@ def routes(inferences: Inferences, not_ready: Reason) -> APIRouter:
         inferences.known(model, version)
         return _ready(not_ready, {"name": inferences.name, "ready": True})
 
-    @router.post("/models/{model}/infer", dependencies=guarded)
-    @router.post("/models/{model}/versions/{version}/infer", dependencies=guarded)
+    @router.post("/models/{model}/infer")
+    @router.post("/models/{model}/versions/{version}/infer")
     async def run(request: Request, model: str, version: str | None = None) -> Response:
-        """Run one inference; requests for the one model come here only where `InferenceRoute` is not in front."""
-        inferences.known(model, version)
-        return await infer(inferences, request.scope, request.receive)
+        """Run one inference: requests for other models come here, the others only without `InferenceRoute` in front."""
+        return await infer(inferences, request.scope, request.receive, (model, version))
 
     return router
 

@@ -27,8 +27,8 @@ from app.http.openapi import document
 one = sidecar.Sidecar(
     configure.load(Path(sys.argv[1])), process_clock.ProcessClock(), JsonConsole(), lambda *_: None, lambda *_: None
 )
-application = server.create_app(one, server.inferences_of(one))
-served = {path: sorted(methods) for path, methods in application.openapi()["paths"].items()}
+made = server.create_app(one, server.inferences_of(one))
+served = {path: sorted(methods) for path, methods in made.openapi()["paths"].items()}
 print(json.dumps([served, document.cache_info().currsize]))
 """
 
