@@ -30,7 +30,8 @@ app = Starlette(routes=[Route(PATH, echo, methods=["POST"])])
 def echoing() -> Iterator[int]:
     """Serve it while the block runs, by uvicorn with the fastest loop and parser there are; yields the port."""
     if missing := [name for name in ("uvloop", "httptools") if importlib.util.find_spec(name) is None]:
-        raise SystemExit(f"{' and '.join(missing)} is not installed; pip install --constraint constraints.txt does it")
+        names = " ".join(missing)
+        raise SystemExit(f"not installed: {names}; pip install --constraint constraints.txt {names} does it")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

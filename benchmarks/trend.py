@@ -63,6 +63,6 @@ def _means(samples: Samples) -> list[tuple[float, float]]:
 def memory_row(what: str, samples: Samples) -> Row:
     """Return the row: what the slope is at least, with 95 % confidence, must not be more than nothing."""
     found, half = (value * 3600 / MIB for value in slope(samples))
-    sizes = [size / MIB for _, size in samples]
+    sizes = [size / MIB for _, size in _means(samples)]
     text = f"0; slope {found:.3g} ± {half:.2g}, {sizes[0]:.0f} to {sizes[-1]:.0f} MiB after settling"
     return Row(f"{what}: growth of resident memory, at least (95 %)", max(0.0, found - half), 0, "MiB/h", text)
