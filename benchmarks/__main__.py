@@ -1,11 +1,12 @@
 """`make bench`: tables of measured figures, their bounds, and the ratio of both (1.00 or less holds).
 
-`python -m benchmarks PART…` runs some parts alone: weights, artifacts, start, promise, plan, recovery.
+`python -m benchmarks PART…` runs some parts alone: weights, artifacts, start, promise, plan, recovery, serving; or one
+of serving's: serving-tiny, serving-batches, serving-mixed, serving-binary, serving-overload, serving-soak.
 """
 
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,14 @@ from app.comparison import compare
 from app.report_text import render
 from benchmarks.artifacts import measure_artifacts
 from benchmarks.loading import make_files
+from benchmarks.mixed import measure_mixed
+from benchmarks.overload import measure_overload
 from benchmarks.planning import measure_plan
 from benchmarks.process import Sidecar, figure, inference, probing, resident_bytes_of, seconds_of
 from benchmarks.promise import measure_promise
 from benchmarks.recovery import measure_recovery
+from benchmarks.serving import measure_batches, measure_binary, measure_tiny
+from benchmarks.soak import measure_soak
 from benchmarks.table import MIB, Row, run
 
 BUCKETS = [(1, 32), (1, 128), (8, 32), (8, 128)]
@@ -27,8 +32,19 @@ WARM_STARTS = 5
 
 def main() -> None:
     """Measure and print; exit code 1 when a bound does not hold."""
-    held = [run(*PARTS[name]) for name in sys.argv[1:] or PARTS]
+    held = [run(*PARTS[name]) for name in chosen(sys.argv[1:])]
     raise SystemExit(not all(held))
+
+
+def chosen(names: Sequence[str]) -> list[str]:
+    """Return the parts of these names, a name standing for its parts too; all of them where there is none."""
+    if unknown := [name for name in names if not _parts(name)]:
+        raise SystemExit(f"there is no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    return [part for name in names for part in _parts(name)] or list(PARTS)
+
+
+def _parts(name: str) -> list[str]:
+    return [part for part in PARTS if part == name or part.startswith(f"{name}-")]
 
 
 def measure_start(directory: Path) -> Iterator[Row]:
@@ -136,6 +152,12 @@ PARTS: dict[str, tuple[str, Callable[[Path], Iterator[Row]]]] = {
     "promise": ("The promise on all-MiniLM-L6-v2, after warm starts", measure_promise),
     "plan": ("The planner on all-MiniLM-L6-v2, from one cold and one warm report", measure_plan),
     "recovery": ("Recovery and scale-out of all-MiniLM-L6-v2, exec → /readyz 200", measure_recovery),
+    "serving-tiny": ("What the server adds to a model that takes no time", measure_tiny),
+    "serving-batches": ("Batching single sequences on all-MiniLM-L6-v2", measure_batches),
+    "serving-mixed": ("Mixed lengths on all-MiniLM-L6-v2", measure_mixed),
+    "serving-binary": ("Tensors raw and as JSON", measure_binary),
+    "serving-overload": ("More requests to all-MiniLM-L6-v2 than it can serve", measure_overload),
+    "serving-soak": ("A long mixed load on all-MiniLM-L6-v2", measure_soak),
 }
 
 if __name__ == "__main__":

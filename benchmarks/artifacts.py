@@ -180,7 +180,7 @@ def _in_turn(ours: Callable[[], None], theirs: Callable[[], None]) -> tuple[floa
     return statistics.median(times[ours]), statistics.median(times[theirs])
 
 
-def _runner(values: dict[Any, Any]) -> Callable[[list[Any]], Any]:
+def runner(values: dict[Any, Any]) -> Callable[[list[Any]], Any]:
     """Return AOTInductor as torch runs it: its own object on the same library and the same weights."""
     import torch
 
@@ -199,7 +199,7 @@ def _compiled(values: dict[Any, Any]) -> Callable[[list[Any]], Any]:
     return lambda tensors: compiled(*tensors)
 
 
-BARE = {"aot": _runner, "jit": _compiled}
+BARE = {"aot": runner, "jit": _compiled}
 
 FIGURES: dict[str, Callable[[Path], Any]] = {
     "restore": restore,

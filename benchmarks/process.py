@@ -62,14 +62,18 @@ def figure(module: str, name: str, directory: Path) -> Any:
 
 def inference(rows: int, length: int) -> bytes:
     """Return the body of a request for texts of one shape; equal shapes have equal tokens."""
-    generator = np.random.Generator(np.random.PCG64(rows * 1000 + length))
-    ids = generator.integers(1, 30000, (rows, length))
-    tensors = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
     inputs = [
         {"name": name, "shape": list(array.shape), "datatype": "INT64", "data": array.ravel().tolist()}
-        for name, array in tensors.items()
+        for name, array in tokens(rows, length).items()
     ]
     return json.dumps({"inputs": inputs}).encode()
+
+
+def tokens(rows: int, length: int) -> dict[str, Any]:
+    """Return the tensors of such a request."""
+    generator = np.random.Generator(np.random.PCG64(rows * 1000 + length))
+    ids = generator.integers(1, 30000, (rows, length))
+    return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
 
 
 class Sidecar:
@@ -194,8 +198,8 @@ def confined(processors: Sequence[int]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def probing(sidecar: Sidecar, path: str) -> Iterator[list[tuple[int | None, float]]]:
-    """Ask `path` every 10 ms while the block runs; yields (status or None, seconds) of every probe."""
+def probing(sidecar: Sidecar, path: str, every_s: float = 0.01) -> Iterator[list[tuple[int | None, float]]]:
+    """Ask `path` again and again while the block runs; yields (status or None, seconds) of every probe."""
     rows: list[tuple[int | None, float]] = []
     over = threading.Event()
 
@@ -204,7 +208,7 @@ def probing(sidecar: Sidecar, path: str) -> Iterator[list[tuple[int | None, floa
             began = time.perf_counter()
             code = sidecar.get(path)
             rows.append((code, time.perf_counter() - began))
-            time.sleep(0.01)
+            time.sleep(every_s)
 
     thread = threading.Thread(target=probe, daemon=True)
     thread.start()

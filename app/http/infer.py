@@ -14,7 +14,7 @@ from app.http.answers import as_error, as_json
 from app.http.gate import Gate
 from app.http.oip_json import Ask, decode, encode
 from app.paths import ModelPath
-from app.servable import Rejected, Servable
+from app.servable import Answer, Rejected, Servable
 
 log = logging.getLogger("warmgate.infer")
 
@@ -130,12 +130,14 @@ async def _run(inferences: Inferences, scope: Scope, receive: Receive, asked: As
         client.forget()
     started = inferences.clock()
     size = sum(array.nbytes for array in answer.outputs.values())
-    response = await _off_loop(size, lambda: _encoded(inferences, ask, answer.outputs))
+    response = await _off_loop(size, lambda: _encoded(inferences, ask, answer))
     return _Answered(response, None, codec_s + inferences.clock() - started)
 
 
-def _encoded(inferences: Inferences, ask: Ask, outputs: Any) -> Response:
-    return as_json(encode(inferences.name, inferences.version, ask, outputs))
+def _encoded(inferences: Inferences, ask: Ask, answer: Answer) -> Response:
+    # A client that finds an answer slow learns whether it waited or its batch took long (W3C Server Timing, ms).
+    timing = f"queue;dur={answer.queue_s * 1e3:.2f}, compute;dur={answer.compute_s * 1e3:.2f}"
+    return as_json(encode(inferences.name, inferences.version, ask, answer.outputs), headers={"Server-Timing": timing})
 
 
 async def _off_loop(size: int, work: Callable[[], T]) -> T:

@@ -67,7 +67,8 @@ def _timeout_s(parameters: Mapping[str, Any]) -> float | None:
     asked = parameters.get("timeout")
     if asked is None:
         return None
-    if type(asked) is not int or asked < 0:
+    # Some languages write whole numbers as 3e7; a boolean is a number for Python alone.
+    if type(asked) not in (int, float) or asked < 0 or not float(asked).is_integer():
         raise Rejected(400, f"the parameter timeout must be whole microseconds, got {asked!r}")
     return asked / 1e6 or None
 
@@ -111,7 +112,9 @@ def _tensor(row: Any) -> tuple[str, Array]:
 
 
 def _parameters(owner: str, row: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = row.get("parameters") or {}
+    found = row.get("parameters")
+    if found is None:
+        return {}
     if not isinstance(found, dict):
         raise Rejected(400, f"{owner}: parameters must be an object")
     return found
@@ -164,7 +167,7 @@ def _integers(name: str, data: Any, dtype: np.dtype[Any]) -> Array:
 
 
 def _wanted(asked: Any, outputs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    if not asked:
+    if asked is None or asked == []:
         return tuple(outputs)
     known = {spec.name: spec for spec in outputs}
     names = [row.get("name") if isinstance(row, dict) else None for row in asked] if isinstance(asked, list) else [None]

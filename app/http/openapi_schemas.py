@@ -12,6 +12,7 @@ NUMBER: Schema = {"type": "number"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 MAYBE_NUMBER: Schema = {"type": ["number", "null"]}
 MAYBE_COUNT: Schema = {"type": ["integer", "null"]}
+OBJECT: Schema = {"type": "object"}
 TEXTS: Schema = {"type": "array", "items": TEXT}
 REASONS = ["not_ready", "queue_full", "deadline", "draining", "too_large", "disconnected", "uncovered"]
 
@@ -45,7 +46,8 @@ DATA = {
     "items": {},
     "description": "Flat or nested, row-major; as many values as the shape's product. 64-bit integers are exact.",
 }
-PARAMETERS = {"type": "object", "description": "Unknown parameters are ignored."}
+# Clients that write all members of their own records write null for those that are not set.
+PARAMETERS: Schema = {"type": ["object", "null"], "description": "Unknown parameters are ignored."}
 
 PROTOCOL: dict[str, Schema] = {
     "ServerMetadata": record({"name": TEXT, "version": TEXT, "extensions": TEXTS}),
@@ -77,22 +79,33 @@ PROTOCOL: dict[str, Schema] = {
     "InferenceRequest": record(
         {"inputs": array(ref("RequestInput"))},
         {
-            "id": {**TEXT, "description": "Comes back in the answer."},
-            "outputs": {**array(ref("RequestOutput")), "description": "What to answer, in this order; all by default."},
+            "id": {"type": ["string", "null"], "description": "Comes back in the answer."},
+            "outputs": {
+                "type": ["array", "null"],
+                "items": ref("RequestOutput"),
+                "description": "What to answer, in this order; all by default.",
+            },
             "parameters": {
                 **PARAMETERS,
-                "properties": {"path": {**TEXT, "description": "Which of the model's methods; the first by default."}},
+                "properties": {
+                    "path": {**TEXT, "description": "Which of the model's methods; the first by default."},
+                    "timeout": {
+                        "type": ["integer", "null"],
+                        "minimum": 0,
+                        "description": "Microseconds until it must have started, if less than the server's; 0: none.",
+                    },
+                },
             },
         },
         "Unknown members are ignored.",
     ),
     "ResponseOutput": {
-        **record({"name": TEXT, "shape": SHAPE, "datatype": DATATYPE}, {"data": DATA, "parameters": PARAMETERS}),
+        **record({"name": TEXT, "shape": SHAPE, "datatype": DATATYPE}, {"data": DATA, "parameters": OBJECT}),
         "description": "Values in `data`, flat and row-major.",
     },
     "InferenceResponse": record(
         {"model_name": TEXT, "model_version": TEXT, "outputs": array(ref("ResponseOutput"))},
-        {"id": TEXT, "parameters": PARAMETERS},
+        {"id": TEXT, "parameters": OBJECT},
     ),
 }
 
@@ -104,7 +117,7 @@ ERRORS: dict[str, Schema] = {
 }
 
 STATE: dict[str, Schema] = {
-    "Document": record({"openapi": TEXT, "info": {"type": "object"}, "paths": {"type": "object"}}),
+    "Document": record({"openapi": TEXT, "info": OBJECT, "paths": OBJECT}),
     "Readiness": record(
         {
             "ready": BOOLEAN,

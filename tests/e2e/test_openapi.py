@@ -55,7 +55,9 @@ def fitted(described: JSON) -> JSON:
     }
     request = schemas["InferenceRequest"]["properties"]
     request["inputs"] |= {"minItems": 1, "maxItems": 1}
-    request["parameters"]["properties"]["path"] = {"const": "forward"}
+    parameters = request["parameters"]["properties"]
+    parameters["path"] = {"const": "forward"}
+    parameters["timeout"]["minimum"] = 10_000_000  # less may be answered with 504, as it should be
     schemas["RequestOutput"]["properties"]["name"] = {"const": "y"}
     return made
 

@@ -161,9 +161,23 @@ def test_a_number_that_would_become_infinite_is_refused(datatype: str, data: lis
     assert (status, text.partition(": ")[0]) == (400, "input x")
 
 
-@pytest.mark.parametrize("parameters", [5, True])
+@pytest.mark.parametrize("parameters", [5, True, 0, False, "", []])
 def test_parameters_that_are_no_object_are_the_clients_mistake(parameters: Any) -> None:
     assert refusal(orjson.dumps({"inputs": [row(parameters=parameters)]}))[0] == 400
+
+
+@pytest.mark.parametrize(
+    ("timeout", "seconds"), [(None, None), (0, None), (250_000, 0.25), (3e7, 30.0), (1, 1e-6), (0.0, None)]
+)
+def test_the_timeout_is_whole_microseconds_however_they_are_written(timeout: Any, seconds: float | None) -> None:
+    assert ask(parameters={"timeout": timeout}).timeout_s == seconds
+
+
+@pytest.mark.parametrize("timeout", [-1, 0.5, "1", True, [], 1e-300])
+def test_a_timeout_that_is_no_number_of_microseconds_is_refused(timeout: Any) -> None:
+    body = orjson.dumps({"inputs": [row()], "parameters": {"timeout": timeout}})
+
+    assert refusal(body) == (400, f"the parameter timeout must be whole microseconds, got {timeout!r}")
 
 
 def test_a_shape_too_large_for_any_array_is_the_clients_mistake() -> None:
@@ -233,7 +247,8 @@ def test_the_outputs_that_are_asked_for_come_in_that_order(outputs: Any, names: 
 
 @pytest.mark.parametrize(
     ("outputs", "name"),
-    [([{"name": "q"}], "'q'"), ([{"name": "y"}, {"name": "q"}], "'q'"), ([{}], "None"), (["y"], "None"), (5, "None")],
+    [([{"name": "q"}], "'q'"), ([{"name": "y"}, {"name": "q"}], "'q'"), ([{}], "None"), (["y"], "None")]
+    + [(one, "None") for one in (5, 0, False, "", {})],
 )
 def test_an_unknown_output_is_refused_with_the_known_ones(outputs: Any, name: str) -> None:
     body = orjson.dumps({"inputs": [row()], "outputs": outputs})
