@@ -74,42 +74,41 @@ class DeviceLane:
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self.busy_since: float | None = None
         self.lost: str | None = None
-        self.down_since: float | None = None
+        self._lost_s = 0.0
         self.heartbeat = clock()
         self._thread = threading.Thread(target=self._serve, name="device", daemon=True)
         self._thread.start()
 
     def _serve(self) -> None:
-        while True:
-            try:
-                future, work = self._jobs.get(timeout=1.0)
-            except queue.Empty:
-                self.heartbeat = self._clock()
-                continue
-            self.busy_since = self.heartbeat = self._clock()
-            _settle(future, work)
-            self.busy_since = None
+        try:
+            while True:
+                self._serve_one()
+        finally:
+            self.lose("the device thread has ended")
+
+    def _serve_one(self) -> None:
+        try:
+            future, work = self._jobs.get(timeout=1.0)
+        except queue.Empty:
             self.heartbeat = self._clock()
-            del future, work  # else the last request's tensors live until the next one comes
+            return
+        self.busy_since = self.heartbeat = self._clock()
+        _settle(future, work)
+        self.busy_since = None
+        self.heartbeat = self._clock()
 
     def submit(self, work: Callable[[], T]) -> "Future[T]":
         """Hand work to the device thread; raises DeviceLostError when that thread or the device is gone."""
-        if reason := self.gone():
-            raise DeviceLostError(f"{reason}; restart the process")
+        if self.lost:
+            raise DeviceLostError(f"{self.lost}; restart the process")
         future: Future[T] = Future()
         self._jobs.put((future, work))
         return future
 
     def lose(self, reason: str) -> None:
         """Take no more work: the device does not answer, and only a new process gets it back."""
-        self.lost = self.lost or reason
-
-    def gone(self) -> str | None:
-        """Return why no work will ever run again, or None."""
-        reason = self.lost or (None if self._thread.is_alive() else "the device thread has ended")
-        if reason and self.down_since is None:
-            self.down_since = self._clock()
-        return reason
+        if self.lost is None:
+            self.lost, self._lost_s = reason, self._clock()
 
     def run(self, work: Callable[[], Any], name: str) -> Awaitable[Any]:
         """Hand work to the device thread and wait for it without blocking the event loop."""
@@ -118,8 +117,8 @@ class DeviceLane:
 
     def why_not(self, limit_s: float) -> str | None:
         """Reason for the `engine` check: the device or its thread is gone, or one piece of work does not end."""
-        if reason := self.gone():
-            return reason
+        if self.lost:
+            return self.lost
         since = self.busy_since
         if since is not None and self._clock() - since > limit_s:
             return f"one call has been running for {self._clock() - since:.0f} s"
@@ -130,6 +129,6 @@ class DeviceLane:
 
         Until then readiness alone is off, so that what waits is answered and no more is sent.
         """
-        reason = self.why_not(limit_s)
-        young = self.down_since is not None and self._clock() - self.down_since < grace_s
-        return None if young else reason
+        if self.lost and self._clock() - self._lost_s < grace_s:
+            return None
+        return self.why_not(limit_s)

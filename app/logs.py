@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import traceback
 from typing import Any
 
 import structlog
@@ -35,3 +36,10 @@ def configure(people: bool) -> None:
     # Requests are counted in the metrics; a line for each would drown the events that matter.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.captureWarnings(True)
+
+
+def frames(error: BaseException) -> list[str]:
+    """Return where an exception arose, innermost last, and what caused it: places and kinds, no messages, no values."""
+    places = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)]
+    cause = error.__cause__ or error.__context__
+    return places if cause is None else [*frames(cause), f"then {type(error).__name__}", *places]

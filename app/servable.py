@@ -72,17 +72,26 @@ class Rejected(Exception):  # noqa: N818 - an answer to the client, not a fault 
         self.status, self.reason = status, reason
 
 
+def _still_there() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a request asks of a model: one of its paths, and arrays by input name.
+
+    `timeout_s`: the client's own limit until it starts to run; None as configured. `gone`: nobody waits for the answer
+    any more; asked on the event loop.
+    """
+
+    path: str
+    arrays: Mapping[str, Array]
+    timeout_s: float | None = None
+    gone: Callable[[], bool] = _still_there
+
+
 class Servable(Protocol):
     """A model that has proven its answers."""
 
-    async def answer(
-        self,
-        path: str,
-        arrays: Mapping[str, Array],
-        timeout_s: float | None = None,
-        gone: Callable[[], bool] = lambda: False,
-    ) -> Answer:
-        """Run one request by one of the model's paths; raises Rejected.
-
-        `timeout_s`: the client's own limit until it starts to run. `gone`: nobody waits for the answer any more.
-        """
+    async def answer(self, question: Question) -> Answer:
+        """Run one request; raises Rejected."""

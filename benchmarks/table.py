@@ -46,10 +46,13 @@ class Row:
 
 
 def run(title: str, measure: Callable[[Path], Iterator[Row]]) -> bool:
-    """Measure one part, print its table, and return whether every bound holds."""
+    """Measure one part, print its table, and return whether every bound holds; else why it could not be measured."""
     directory = Path(tempfile.mkdtemp(prefix="warmgate-bench-"))
     try:
         rows = list(measure(directory))
+    except SystemExit as error:
+        print(f"{title}: not measured: {error}")
+        return False
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     table = Table("what", "measured", "bound", "is", "ratio", title=title)

@@ -1,7 +1,6 @@
 """The inference route: raw body in, answer out; before the framework, whose routing costs more than a small forward."""
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -13,10 +12,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.http.answers import as_error, as_json
 from app.http.gate import Gate
 from app.http.oip_json import Ask, decode, encode
+from app.logs import frames, log
 from app.paths import ModelPath
-from app.servable import Answer, Rejected, Servable
-
-log = logging.getLogger("warmgate.infer")
+from app.servable import Answer, Question, Rejected, Servable
 
 # Decoding more than this takes longer than a probe may wait for the event loop.
 INLINE_BYTES = 256 * 1024
@@ -79,24 +77,22 @@ async def infer(inferences: Inferences, scope: Scope, receive: Receive, asked: A
     """Run one inference; whatever goes wrong is an answer, and counted. `asked`: a model that may be another one."""
     if REHEARSED in scope:
         return (await _answer(inferences, scope, receive, asked)).response
-    began = inferences.clock()
-    inferences.observer.received()
-    found = _Answered(as_error(Rejected(500, "the request was given up")))
+    began, observer = inferences.clock(), inferences.observer
+    observer.received()
     try:
         found = await _answer(inferences, scope, receive, asked)
-    finally:
-        found.count(inferences.observer, inferences.clock() - began)
+    except BaseException:  # cancelled by a server that leaves
+        observer.answered(500, None, inferences.clock() - began, 0.0)
+        raise
+    observer.answered(found.response.status_code, found.reason, inferences.clock() - began, found.codec_s)
     return found.response
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Answered:
     response: Response
     reason: str | None = None
     codec_s: float = 0.0
-
-    def count(self, observer: Observer, total_s: float) -> None:
-        observer.answered(self.response.status_code, self.reason, total_s, self.codec_s)
 
 
 async def _answer(inferences: Inferences, scope: Scope, receive: Receive, asked: Asked | None) -> _Answered:
@@ -104,9 +100,9 @@ async def _answer(inferences: Inferences, scope: Scope, receive: Receive, asked:
         return await _run(inferences, scope, receive, asked)
     except Rejected as rejected:
         return _Answered(as_error(rejected), rejected.reason)
-    except Exception as error:
-        log.exception("inference failed")
-        # The kind only: the message of an arbitrary exception may hold what a client must not see; the log has it.
+    except Exception as error:  # noqa: BLE001 - it is answered, and told by kind and place
+        # Kind and place only, here and in the log: the message of an exception may hold what was asked.
+        log.error("inference failed", error=type(error).__name__, frames=frames(error))
         told = f"the inference failed: {type(error).__name__}; the log has the details"
         return _Answered(as_error(Rejected(500, told)))
 
@@ -125,7 +121,7 @@ async def _run(inferences: Inferences, scope: Scope, receive: Receive, asked: As
     ask = await _off_loop(len(body), lambda: decode(body, inferences.paths))
     codec_s = inferences.clock() - started
     try:
-        answer = await servable.answer(ask.path, ask.arrays, ask.timeout_s, client.gone)
+        answer = await servable.answer(Question(ask.path, ask.arrays, ask.timeout_s, client.gone))
     finally:
         client.forget()
     started = inferences.clock()

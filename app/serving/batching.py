@@ -57,8 +57,8 @@ class Batching:
     def choose(self, waiting: Sequence[B]) -> tuple[list[B], Route]:
         """Return which of the waiting run together and how; the first, which has waited longest, is always among them.
 
-        Others join as long as the smallest bucket that holds all of them is not exceeded by padding: first those of
-        the same lengths, then those of lengths nearest to it.
+        Others join as long as little of the run is padding: first those of the same lengths, then those of the
+        lengths nearest to them.
         """
         leader = waiting[0]
         if self.dimension is None or leader.route.kind is Kind.UNCOVERED or len(waiting) == 1:
@@ -108,7 +108,7 @@ class _Chosen:
         self._batch: list[Any] = [leader]
         self._sizes: dict[str, int] = dict(leader.sizes)
         self._asked = volume(leader.sizes)
-        self._best = ([leader], leader.route)
+        self._best = (1, leader.route)
         # A leader whose lengths are padded even when it runs alone must not be without company for it.
         self._allowed = max(MOST_PADDING, 1 - self._asked / self._computed(leader.sizes, leader.route))
 
@@ -125,9 +125,10 @@ class _Chosen:
         route = self._batching.route(sizes) if sizes[self._dimension] <= self._batching.most else None
         if route is None or 1 - asked / self._computed(sizes, route) > self._allowed:
             return
-        self._batch, self._sizes, self._asked = [*self._batch, one], sizes, asked
+        self._batch.append(one)
+        self._sizes, self._asked = sizes, asked
         if self.rows >= LEAST_FILLED * dict(route.sizes)[self._dimension]:
-            self._best = (self._batch, route)
+            self._best = (len(self._batch), route)
 
     def _computed(self, sizes: Mapping[str, int], route: Route) -> int:
         """Return the cells of the rows that are asked for; rows that a fixed bucket adds are another matter."""
@@ -135,7 +136,8 @@ class _Chosen:
 
     def best(self) -> tuple[list[Any], Route]:
         """Return the requests to run, and how."""
-        return self._best
+        count, route = self._best
+        return self._batch[:count], route
 
 
 def _lengths(sizes: Mapping[str, int], dimension: str | None) -> tuple[int, ...]:

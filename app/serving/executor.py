@@ -1,66 +1,22 @@
 """From a request's arrays to its answer: admission, the wait for company, the device lane, deadlines."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 from app.buckets import Kind, Route
 from app.errors import DeviceLostError
 from app.lanes import DeviceLane
-from app.servable import Answer, Array, Rejected
+from app.servable import Answer, Question, Rejected
 from app.serving.batching import Batching, volume
 from app.serving.forward import Forward, measure
 from app.serving.requests import RequestMetrics
+from app.serving.runs import AfterRun, Outcome, Run, Runner, Waiting
 from app.settings import Serving
 from app.startup import Clock
 
-# Called on the device lane after each run with its inputs.
-AfterRun = Callable[[Mapping[str, Array]], None]
 # What waits is looked after this often: deadlines that have passed, clients that have left, a device that is gone.
 TEND_S = 0.05
-
-Outcome = Answer | BaseException
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One call of the model: what came of each of its requests; seconds it took, None where it failed."""
-
-    batch: "Sequence[Waiting]"
-    route: Route
-    outcomes: Sequence[Outcome]
-    seconds: float | None = None
-
-
-@dataclass(eq=False, slots=True)
-class Waiting:
-    """A request that has been admitted and not answered."""
-
-    model: "Model"
-    batching: Batching
-    arrays: Mapping[str, Array]
-    sizes: Mapping[str, int]
-    route: Route
-    bytes: int
-    arrived: float
-    deadline: float
-    gone: Callable[[], bool]
-    answer: "asyncio.Future[Answer]"
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Model:
-    """A forward and how its requests are put together."""
-
-    forward: Forward
-    batchings: Mapping[str, Batching]
-
-    @classmethod
-    def of(cls, forward: Forward) -> "Model":
-        """Make it."""
-        paths = forward.paths.items()
-        return cls(forward, {name: Batching.of(path, forward.coverages[name]) for name, path in paths})
 
 
 class Executor:
@@ -75,8 +31,9 @@ class Executor:
         clock: Clock,
         after_run: AfterRun,
     ) -> None:
-        self._model, self._lane, self._limits = Model.of(forward), lane, limits
-        self._metrics, self._clock, self._after_run = metrics, clock, after_run
+        self.use(forward)
+        self._lane, self._limits, self._metrics, self._clock = lane, limits, metrics, clock
+        self._run = Runner(clock, after_run)
         self._queue: list[Waiting] = []
         self._running: Sequence[Waiting] = ()
         self._admitted = self._admitted_bytes = 0
@@ -86,19 +43,12 @@ class Executor:
         metrics.queue_items.set_function(lambda: self._admitted)
         metrics.queue_bytes.set_function(lambda: self._admitted_bytes)
 
-    async def answer(
-        self,
-        path: str,
-        arrays: Mapping[str, Array],
-        timeout_s: float | None = None,
-        gone: Callable[[], bool] = lambda: False,
-    ) -> Answer:
-        """Run one request by one of the model's paths.
+    async def answer(self, question: Question) -> Answer:
+        """Run one request; raises Rejected when its shape, the queue or its deadline does not allow it.
 
-        Raises Rejected when its shape, the queue or its deadline does not allow it. A client's own `timeout_s` until
-        it starts to run only shortens the configured one.
+        A client's own timeout only shortens the configured one.
         """
-        one = self._waiting(path, arrays, timeout_s, gone)
+        one = self._waiting(question)
         self._admit(one)
         self._queue.append(one)
         try:
@@ -111,18 +61,18 @@ class Executor:
 
     def use(self, forward: Forward) -> None:
         """Run the requests that arrive from now on by another forward; those that wait keep theirs."""
-        self._model = Model.of(forward)
+        self._forward = forward
+        paths = forward.paths.items()
+        self._batchings = {name: Batching.of(path, forward.coverages[name]) for name, path in paths}
 
-    def _waiting(
-        self, path: str, arrays: Mapping[str, Array], timeout_s: float | None, gone: Callable[[], bool]
-    ) -> Waiting:
-        model, now = self._model, self._clock()
-        sizes = measure(model.forward.paths[path].inputs, arrays)
-        route = self._route(model.forward, path, sizes)
-        size = sum(array.nbytes for array in arrays.values())
-        allowed = min(timeout_s or self._limits.timeout_s, self._limits.timeout_s)
+    def _waiting(self, question: Question) -> Waiting:
+        forward, batching, now = self._forward, self._batchings[question.path], self._clock()
+        sizes = measure(forward.paths[question.path].inputs, question.arrays)
+        route = self._route(forward, question.path, sizes)
+        size = sum(array.nbytes for array in question.arrays.values())
+        deadline = now + min(question.timeout_s or self._limits.timeout_s, self._limits.timeout_s)
         answer = asyncio.get_running_loop().create_future()
-        return Waiting(model, model.batchings[path], arrays, sizes, route, size, now, now + allowed, gone, answer)
+        return Waiting(question, forward, batching, sizes, route, size, now, deadline, answer)
 
     def _route(self, forward: Forward, path: str, sizes: Mapping[str, int]) -> Route:
         policy = forward.coverages[path].policy
@@ -146,11 +96,13 @@ class Executor:
 
     def _start(self) -> None:
         """Hand the next batch to the device, unless one runs or more requests are on their way."""
+        if self._running:  # what waits meanwhile is looked after by `_tend`
+            return
         if self._later is not None:
             self._later.cancel()
             self._later = None
         self._sort_out()
-        if self._running or not self._queue:
+        if not self._queue:
             return
         if (wait_s := self._worth_waiting_s()) > 0:
             self._later = asyncio.get_running_loop().call_later(wait_s, self._start)
@@ -188,38 +140,6 @@ class Executor:
             return
         running.add_done_callback(lambda ended: loop.call_soon_threadsafe(self._finish, batch, ended))
 
-    def _run(self, batch: Sequence[Waiting], route: Route) -> list[Run]:
-        """Run a batch on the device lane. An error is its own request's alone: halves are run until it is found."""
-        began = self._clock()
-        try:
-            outputs = self._outputs(batch, route)
-        except DeviceLostError:
-            raise
-        except Exception as error:  # noqa: BLE001 - it belongs to the request, which answers with it
-            return [Run(batch, route, [error])] if len(batch) == 1 else self._halves(batch)
-        seconds = self._clock() - began
-        rows = zip(batch, outputs, strict=True)
-        answers = [Answer(own, route, max(0.0, began - one.arrived), seconds) for one, own in rows]
-        return [Run(batch, route, answers, seconds)]
-
-    def _outputs(self, batch: Sequence[Waiting], route: Route) -> list[Mapping[str, Array]]:
-        forward, batching = batch[0].model.forward, batch[0].batching
-        alone = len(batch) == 1
-        arrays = batch[0].arrays if alone else batching.join([(one.arrays, one.sizes) for one in batch], route)
-        outputs = forward(arrays, route)
-        self._after_run(arrays)
-        return [outputs] if alone else list(batching.split(outputs, [one.sizes for one in batch]))
-
-    def _halves(self, batch: Sequence[Waiting]) -> list[Run]:
-        middle, runs = len(batch) // 2, list[Run]()
-        for half in (batch[:middle], batch[middle:]):
-            left = list(half)
-            while left:
-                chosen, route = left[0].batching.choose(left)
-                left = [one for one in left if one not in chosen]
-                runs += self._run(chosen, route)
-        return runs
-
     def _finish(self, batch: Sequence[Waiting], running: "Future[list[Run]]") -> None:
         """Answer a batch, once the next one is on its way."""
         self._ended_s = self._clock()
@@ -249,8 +169,7 @@ class Executor:
             if one.answer.done():  # its handler was cancelled
                 continue
             if now >= one.deadline:
-                waited = f"not started within {one.deadline - one.arrived:g} s"
-                _settle(one, Rejected(504, f"{waited}; serving.timeout_s = {self._limits.timeout_s:g}", "deadline"))
+                _settle(one, one.late())
             else:
                 left.append(one)
         self._queue = left
@@ -259,11 +178,11 @@ class Executor:
         """Look after what waits and what runs until nothing does."""
         self._sort_out()
         long_ago = self._clock() - TEND_S
-        for one in [one for one in self._queue if one.arrived <= long_ago and one.gone()]:
+        for one in [one for one in self._queue if one.arrived <= long_ago and one.question.gone()]:
             self._queue.remove(one)
             _settle(one, Rejected(503, "the client left before its request ran", "disconnected"))
-        if reason := self._lane.gone():
-            self._fail(DeviceLostError(f"{reason}; restart the process"))
+        if self._lane.lost:
+            self._fail(DeviceLostError(f"{self._lane.lost}; restart the process"))
         self._tending = None
         if self._queue or self._running:
             self._tend_later()

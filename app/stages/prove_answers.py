@@ -18,6 +18,7 @@ from app.serving.forward import Forward
 from app.settings import Settings, Tolerance
 from app.stages.compute_reference import Reference, from_child
 from app.stages.warm_buckets import WarmEngine
+from app.traces import Traces
 from app.weights import ResidentWeights
 
 Outputs = Mapping[str, Array]
@@ -50,6 +51,7 @@ def prove_answers(
     """
     progress.expect(len(warm.outputs), "buckets")
     progress.show(warm.rows)
+    traces = Traces.take()
     try:
         rows = _prove(settings, warm, reference, progress)
     except WarmupError as error:
@@ -62,6 +64,7 @@ def prove_answers(
     progress.say("requests in company")
     tolerance = settings.warmup.tolerance
     forward = in_company(warm.forward, warm.inputs, warm.outputs, lambda one, two: compare(one, two, tolerance).why)
+    traces.restore()
     progress.say(_company(forward))
     return ProvenModel(forward, rows, reference.cases if reference.kind == "reference" else {})
 

@@ -170,16 +170,36 @@ class Counting(nn.Module):
         return found
 
 
+class Drawing(nn.Module):
+    """Draws random numbers that its answers do not depend on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(x) + 0 * torch.rand(1)
+        return found
+
+
 def build() -> nn.Module:
     return Counting()
 
 
+def build_drawing() -> nn.Module:
+    return Drawing()
+
+
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
+    return configured(Counting(), "build", tmp_path)
+
+
+def configured(module: nn.Module, factory: str, directory: Path) -> Settings:
     torch.manual_seed(0)
-    save_model(Counting(), str(tmp_path / "model.safetensors"))
+    save_model(module, str(directory / "model.safetensors"))
     configuration: dict[str, Any] = {
-        "model": {"name": "m", "factory": f"{__name__}:build", "checkpoint": tmp_path},
+        "model": {"name": "m", "factory": f"{__name__}:{factory}", "checkpoint": directory},
         "inputs": [{"name": "x", "datatype": "FP32", "shape": ["batch", 3], "pad": 0}],
         "outputs": [{"name": "y", "datatype": "FP32", "shape": ["batch", 2]}],
         "dimensions": {"batch": {"max": 8, "buckets": [2]}},
@@ -236,3 +256,16 @@ def test_answers_that_depend_on_it_are_not_proven_and_the_start_ends(settings: S
         WarmupError, match=r"not proven: .*; the forward changes calls, on which its answers may depend"
     ):
         prove_answers.run(settings, warm, Reference("none", {}), resident, device, Progress())
+
+
+def test_random_states_are_after_warm_up_and_proof_what_they_were_before(tmp_path: Path) -> None:
+    settings = configured(Drawing(), "build_drawing", tmp_path)
+    resident, model = loaded(settings)
+    device = acquire_device.run(settings, import_runtime.run(Progress()), Progress())
+    bound = bind_engine.run(settings, model, Uncompiled("the module runs as it is written"), Progress())
+    before = torch.get_rng_state()
+
+    warm = warm_buckets.run(settings, bound, resident, Progress())
+    prove_answers.run(settings, warm, Reference("none", {}), resident, device, Progress())
+
+    assert torch.equal(torch.get_rng_state(), before)

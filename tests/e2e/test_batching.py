@@ -49,15 +49,14 @@ def test_answers_do_not_depend_on_company(start: Start, tiny: JSON) -> None:
     server.wait()
     assert server.status()["batching"] == [{"path": "forward", "company": "any", "why": ""}]
     requests = requests_of(200)
+    torch.manual_seed(0)  # as the checkpoint was made
     module = models.Tiny()
-    alone = answers(server, "tiny", requests, clients=1)
     before = counter(server, "warmgate_batch_size_count")
     together = answers(server, "tiny", requests)
     runs = counter(server, "warmgate_batch_size_count") - before
     assert runs < 200, "no two requests ran together, so nothing was shown"
-    for one, two in zip(alone, together, strict=True):
-        assert np.allclose(one, two, rtol=1e-4, atol=1e-5)
-    assert module(torch.from_numpy(requests[0])).shape == alone[0].shape
+    for x, found in zip(requests, together, strict=True):
+        assert np.allclose(found, module(torch.from_numpy(x)).detach(), rtol=1e-4, atol=1e-5)
     assert server.status()["late_compiles"] == 0
 
 
@@ -72,6 +71,27 @@ def test_a_model_whose_rows_depend_on_each_other_runs_each_request_alone(start: 
     requests = requests_of(60)
     for one, two in zip(answers(server, "Centering", requests, 1), answers(server, "Centering", requests), strict=True):
         assert np.allclose(one, two, rtol=1e-4, atol=1e-5)
+
+
+def test_a_request_that_fails_costs_no_other_its_answer_and_its_content_is_in_no_log(
+    start: Start, tmp_path: Path
+) -> None:
+    save(models.Telling(), tmp_path / "model.safetensors")
+    config = configuration("Telling", tmp_path / "model.safetensors", tmp_path / "store", compile={"engine": "eager"})
+    server = start(config)
+    server.wait()
+    requests = requests_of(40)
+    for number in range(0, 40, 8):
+        requests[number][:] = 12345
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(lambda x: server.infer("Telling", {"x": x}), requests))
+    assert [number for number, (status, _) in enumerate(found) if status != 200] == [0, 8, 16, 24, 32]
+    assert found[0] == (500, {"error": "the inference failed: ValueError; the log has the details"})
+    failed = [event for event in server.events() if event["event"] == "inference failed"]
+    assert len(failed) == 5
+    assert failed[0]["error"] == "ValueError"
+    assert re.search(r"tests/e2e/models\.py:\d+ forward$", failed[0]["frames"][-1])
+    assert "12345" not in server.text()
 
 
 @pytest.fixture

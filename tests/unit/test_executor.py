@@ -15,10 +15,11 @@ from app.buckets import FORWARD, Bucket, Dimension, Kind, Route
 from app.errors import DeviceLostError
 from app.lanes import DeviceLane
 from app.paths import ModelPath
-from app.servable import Answer, Array, Rejected, TensorSpec
-from app.serving.executor import AfterRun, Executor
+from app.servable import Answer, Array, Question, Rejected, TensorSpec
+from app.serving.executor import Executor
 from app.serving.forward import Forward, measure
 from app.serving.requests import RequestMetrics
+from app.serving.runs import AfterRun
 from app.settings import Serving
 
 BATCH = Dimension("batch", 1, 8, (2, 4))
@@ -59,6 +60,10 @@ def executor(forward: Forward, after_run: AfterRun = lambda _: None, **limits: A
     return Executor(forward, lane, Serving(**limits), metrics, time.monotonic, after_run), metrics
 
 
+async def answer(made: Executor, arrays: dict[str, Array], *limits: Any) -> Answer:
+    return await made.answer(Question(FORWARD, arrays, *limits))
+
+
 def rows(count: int, value: float = 1) -> dict[str, Array]:
     return {"x": np.full((count, 3), value, np.float32)}
 
@@ -67,7 +72,7 @@ def test_an_answer_comes_with_its_route_and_first_requests_are_kept_for_buckets_
     made, metrics = executor(Doubling())
 
     async def scenario() -> list[Answer]:
-        return [await made.answer(FORWARD, rows(count)) for count in (2, 3, 7)]
+        return [await answer(made, rows(count)) for count in (2, 3, 7)]
 
     answers = asyncio.run(scenario())
     assert [answer.route.kind for answer in answers] == [Kind.EXACT, Kind.DYNAMIC, Kind.UNCOVERED]
@@ -81,10 +86,10 @@ def test_more_requests_than_may_wait_are_refused_at_once_and_the_others_are_answ
     made, _ = executor(Doubling(opened), max_queue_items=2)
 
     async def scenario() -> tuple[Rejected, list[Answer]]:
-        running = [asyncio.create_task(made.answer(FORWARD, rows(2))) for _ in range(2)]
+        running = [asyncio.create_task(answer(made, rows(2))) for _ in range(2)]
         await asyncio.sleep(0)
         with pytest.raises(Rejected) as refused:
-            await made.answer(FORWARD, rows(2))
+            await answer(made, rows(2))
         opened.set()
         return refused.value, await asyncio.gather(*running)
 
@@ -99,12 +104,12 @@ def test_a_request_that_has_not_started_in_time_is_answered_504_and_never_runs()
     made, _ = executor(forward, timeout_s=30)
 
     async def scenario() -> list[Rejected]:
-        first = asyncio.create_task(made.answer(FORWARD, rows(2)))
+        first = asyncio.create_task(answer(made, rows(2)))
         await asyncio.sleep(0)
         late = []
         for asked in (0.01, 0.02):
             with pytest.raises(Rejected) as caught:
-                await made.answer(FORWARD, rows(2), asked)  # the lane is busy with the first, which waits for this test
+                await answer(made, rows(2), asked)  # the lane is busy with the first, which waits for this test
             late.append(caught.value)
         opened.set()
         await first
@@ -112,7 +117,7 @@ def test_a_request_that_has_not_started_in_time_is_answered_504_and_never_runs()
 
     late = asyncio.run(scenario())
     assert [(one.status, one.reason) for one in late] == [(504, "deadline")] * 2
-    assert str(late[1]) == "not started within 0.02 s; serving.timeout_s = 30"
+    assert str(late[1]) == "not started within 0.02 s"
     assert forward.batches == [2]
 
 
@@ -121,15 +126,15 @@ def test_a_client_may_shorten_the_configured_time_and_not_lengthen_it() -> None:
     made, _ = executor(Doubling(opened), timeout_s=0.02)
 
     async def scenario() -> str:
-        first = asyncio.create_task(made.answer(FORWARD, rows(2)))
+        first = asyncio.create_task(answer(made, rows(2)))
         await asyncio.sleep(0)
         with pytest.raises(Rejected) as caught:
-            await made.answer(FORWARD, rows(2), 25.0)
+            await answer(made, rows(2), 25.0)
         opened.set()
         await first
         return str(caught.value)
 
-    assert asyncio.run(scenario()) == "not started within 0.02 s; serving.timeout_s = 0.02"
+    assert asyncio.run(scenario()) == "not started within 0.02 s"
 
 
 def test_a_request_whose_client_has_left_never_runs() -> None:
@@ -138,10 +143,10 @@ def test_a_request_whose_client_has_left_never_runs() -> None:
     made, _ = executor(forward)
 
     async def scenario() -> Rejected:
-        first = asyncio.create_task(made.answer(FORWARD, rows(2)))
+        first = asyncio.create_task(answer(made, rows(2)))
         await asyncio.sleep(0)
         with pytest.raises(Rejected) as caught:
-            await made.answer(FORWARD, rows(4), None, lambda: True)
+            await answer(made, rows(4), None, lambda: True)
         opened.set()
         await first
         return caught.value
@@ -157,8 +162,8 @@ def test_a_handler_that_was_cancelled_leaves_nothing_that_runs() -> None:
     made, metrics = executor(forward)
 
     async def scenario() -> None:
-        first = asyncio.create_task(made.answer(FORWARD, rows(2)))
-        second = asyncio.create_task(made.answer(FORWARD, rows(4)))
+        first = asyncio.create_task(answer(made, rows(2)))
+        second = asyncio.create_task(answer(made, rows(4)))
         await asyncio.sleep(0)
         second.cancel()
         await asyncio.wait([second])
@@ -173,9 +178,9 @@ def test_a_handler_that_was_cancelled_leaves_nothing_that_runs() -> None:
 async def _behind(made: Executor, forward: Doubling, requests: Sequence[dict[str, Array]]) -> list[Any]:
     """Let requests queue behind one that runs, then let all run; returns their answers or errors."""
     assert forward.opened is not None
-    first = asyncio.create_task(made.answer(FORWARD, rows(1)))
+    first = asyncio.create_task(answer(made, rows(1)))
     await asyncio.to_thread(forward.began.wait, 30)
-    waiting = [asyncio.create_task(made.answer(FORWARD, request)) for request in requests]
+    waiting = [asyncio.create_task(answer(made, request)) for request in requests]
     await asyncio.sleep(0)
     forward.opened.set()
     await first
@@ -206,17 +211,46 @@ def test_a_lost_device_fails_what_waits_and_what_comes_at_once() -> None:
     made, _ = executor(forward)
 
     async def scenario() -> list[Any]:
-        first = asyncio.create_task(made.answer(FORWARD, rows(1)))
-        waiting = asyncio.create_task(made.answer(FORWARD, rows(2)))
+        first = asyncio.create_task(answer(made, rows(1)))
+        waiting = asyncio.create_task(answer(made, rows(2)))
         await asyncio.to_thread(forward.began.wait, 30)
         assert forward.opened is not None
         forward.opened.set()
         found = await asyncio.gather(first, waiting, return_exceptions=True)
-        return [*found, *await asyncio.gather(made.answer(FORWARD, rows(1)), return_exceptions=True)]
+        return [*found, *await asyncio.gather(answer(made, rows(1)), return_exceptions=True)]
 
     found = asyncio.run(scenario())
     assert [(one.status, one.reason) for one in found] == [(503, "not_ready")] * 3
     assert all("the device fell off the bus" in str(one) for one in found)
+
+
+def test_what_other_work_on_the_device_thread_makes_late_never_runs() -> None:
+    forward, opened = Doubling(), threading.Event()
+    made, _ = executor(forward)
+
+    async def scenario() -> list[Any]:
+        other = asyncio.wrap_future(made._lane.submit(lambda: opened.wait(30)))
+        late = asyncio.create_task(answer(made, rows(2), 0.02))
+        await asyncio.sleep(0.05)  # its time passes while it waits for the thread
+        opened.set()
+        await other
+        return [*await asyncio.gather(late, return_exceptions=True), await answer(made, rows(4))]
+
+    late, found = asyncio.run(scenario())
+    assert (late.status, late.reason) == (504, "deadline")
+    assert found.outputs["y"].shape == (4, 3)
+    assert forward.batches == [4]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_device_thread_that_has_ended_is_a_lost_device() -> None:
+    made, _ = executor(Doubling())
+    broken: Any = None
+    made._lane._jobs.put(broken)
+    made._lane._thread.join(10)
+    with pytest.raises(Rejected, match="the device thread has ended; restart the process") as refused:
+        asyncio.run(answer(made, rows(2)))
+    assert (refused.value.status, made._lane.why_not(60)) == (503, "the device thread has ended")
 
 
 def test_the_loss_of_the_device_ends_readiness_at_once_and_liveness_after_the_grace() -> None:
@@ -235,11 +269,11 @@ def test_a_client_alone_is_never_delayed_and_several_are_waited_for() -> None:
 
     async def scenario() -> None:
         for _ in range(3):
-            await made.answer(FORWARD, rows(1))
-        several = [made.answer(FORWARD, rows(1)) for _ in range(3)]
+            await answer(made, rows(1))
+        several = [answer(made, rows(1)) for _ in range(3)]
         await asyncio.gather(*several)  # the first runs alone: none was expected with it
         assert forward.batches == [1, 1, 1, 1, 2]
-        await asyncio.gather(*(made.answer(FORWARD, rows(1)) for _ in range(2)))
+        await asyncio.gather(*(answer(made, rows(1)) for _ in range(2)))
         assert forward.batches[5:] == [2]
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
@@ -248,7 +282,7 @@ def test_a_client_alone_is_never_delayed_and_several_are_waited_for() -> None:
 def test_a_shape_that_is_refused_is_counted_under_its_policy() -> None:
     made, metrics = executor(Doubling(dynamic=False, policy="reject"))
     with pytest.raises(Rejected) as refused:
-        asyncio.run(made.answer(FORWARD, rows(3)))
+        asyncio.run(answer(made, rows(3)))
     assert (refused.value.status, refused.value.reason) == (400, "uncovered")
     assert metrics.uncovered.labels("reject")._value.get() == 1
 

@@ -1,7 +1,7 @@
 """The HTTP edge: probes as Kubernetes writes them, the protocol's errors, a gate that is closed until ready."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from app.http.gate import Gate
 from app.http.infer import Inferences, Observer
 from app.paths import ModelPath
 from app.readiness import Check, Readiness
-from app.servable import Answer, Array, Rejected, TensorSpec
+from app.servable import Answer, Question, Rejected, TensorSpec
 from app.startup import StageView, State
 
 
@@ -371,16 +371,10 @@ class Doubling:
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
 
-    async def answer(
-        self,
-        path: str,
-        arrays: Mapping[str, Array],
-        timeout_s: float | None = None,
-        gone: Callable[[], bool] = lambda: False,
-    ) -> Answer:
+    async def answer(self, question: Question) -> Answer:
         if self.error:
             raise self.error
-        return Answer({"y": (arrays["x"] * 2).astype(np.float32)}, Route(Kind.EXACT, None, ()), 0.0, 0.0)
+        return Answer({"y": (question.arrays["x"] * 2).astype(np.float32)}, Route(Kind.EXACT, None, ()), 0.0, 0.0)
 
 
 def stage(name: str, state: State, detail: str = "") -> StageView:

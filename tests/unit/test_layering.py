@@ -129,6 +129,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
         "app.serving.executor",
         "app.serving.forward",
         "app.serving.requests",
+        "app.serving.runs",
     ),
     (
         # What the child process runs: beside the stages that start it, and never imported by them.
