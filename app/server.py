@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+import uvloop
 from fastapi import FastAPI
 
 from app import endings, status
@@ -179,6 +180,9 @@ def serve(settings: Settings, console: Console) -> int:
     config = uvicorn.Config(
         rehearsing,
         lifespan="on",
+        http="httptools",
+        # Behind a proxy nothing here depends on who the client is, so nobody's header needs to be believed.
+        proxy_headers=False,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -189,7 +193,8 @@ def serve(settings: Settings, console: Console) -> int:
     endings.watch_for_stalls(sidecar)
     address = _address(listening)
     console.opened(address, curl_line(settings, address), sidecar.startup.snapshot)
-    asyncio.run(DrainingServer(config, sidecar).serve(sockets=[listening]))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(DrainingServer(config, sidecar).serve(sockets=[listening]))
     if sidecar.startup.error and not sidecar.drain.begun:
         return sidecar.startup.error.exit_code
     log.info("drained")
