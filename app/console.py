@@ -9,7 +9,7 @@ import urllib.parse
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from app.http.oip_json import request_body
+from app.http.wire import request_body
 from app.logs import log
 from app.samples import sample_inputs
 from app.settings import Settings

@@ -5,11 +5,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from app import keys
 from app.buckets import FORWARD, Bucket
 from app.errors import SettingsError
+from app.servable import is_floating
 from app.settings import PathSettings, Range, Settings
 
 # Names of the contract whose behaviour is not in this version: refused rather than silently ignored.
@@ -142,8 +144,8 @@ def _value_problems(settings: Settings) -> Iterator[str]:
 
 
 def _fits(value: float, dtype: np.dtype[Any], beyond: bool) -> bool:
-    if dtype.kind == "f":
-        return abs(value) <= float(np.finfo(dtype).max)
+    if is_floating(dtype):
+        return abs(value) <= float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
     low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
     return float(value).is_integer() and low <= value <= high + beyond
 

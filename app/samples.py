@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from app.buckets import Dimension
-from app.servable import Array, TensorSpec
+from app.servable import Array, TensorSpec, is_floating
 
 
 def example_sizes(dimensions: Sequence[Dimension]) -> dict[str, int]:
@@ -33,7 +33,7 @@ def sample_inputs(specs: Sequence[TensorSpec], sizes: Mapping[str, int], seed: s
         generator = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:8], "little")))
         low = 0.0 if spec.low is None else spec.low
         shape, dtype = spec.sized(sizes), spec.dtype
-        if dtype.kind == "f":
+        if is_floating(dtype):
             high = low + 1.0 if spec.high is None else spec.high
             arrays[spec.name] = generator.uniform(low, high, shape).astype(dtype)
         else:

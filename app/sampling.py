@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
+from app.arrays import load_arrays
 from app.buckets import Bucket
 from app.errors import SettingsError
 from app.paths import ModelPath
 from app.samples import sample_inputs
-from app.servable import Array, TensorSpec
+from app.servable import Array, TensorSpec, is_finite, is_floating
 
 ZEROS = "zeros"
 _ABSENT: Array = np.empty(0)
@@ -52,7 +52,7 @@ def _zeros(spec: TensorSpec, sizes: Mapping[str, int]) -> Array:
     """Zero, or where the declared range does not hold it what is nearest to it."""
     low = spec.low if spec.low is not None and spec.low > 0 else None
     high = spec.high if spec.high is not None and spec.high <= 0 else None
-    step = 0 if spec.dtype.kind == "f" else 1
+    step = 0 if is_floating(spec.dtype) else 1
     return np.full(spec.sized(sizes), low if low is not None else 0 if high is None else high - step, spec.dtype)
 
 
@@ -61,7 +61,7 @@ def _read(file: Path) -> Mapping[str, Array]:
         if file.suffix == ".npz":
             with file.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:
                 return {name: archive[name] for name in archive.files}
-        return dict(load_file(file))
+        return load_arrays(file.read_bytes())
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, SafetensorError) as error:
         raise SettingsError(
             f"warmup.samples = {file} cannot be read: {type(error).__name__}: {error}; give a safetensors or npz file "
@@ -78,12 +78,12 @@ def _why_not(spec: TensorSpec, array: Array) -> str:
     same = [isinstance(wanted, str) or wanted == size for wanted, size in zip(spec.shape, array.shape, strict=False)]
     if array.ndim != len(spec.shape) or not all(same) or not array.size:
         return f"input {spec.name} has shape {list(array.shape)}, declared is {list(spec.shape)}"
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
+    if not is_finite(array):
         return f"input {spec.name} has values that are not finite"
     if spec.low is not None and array.min() < spec.low:
         return f"input {spec.name} has the value {array.min()}, its low is {spec.low:g}"
     beyond = spec.high is not None and (
-        array.max() > spec.high if array.dtype.kind == "f" else array.max() >= spec.high
+        array.max() > spec.high if is_floating(array.dtype) else array.max() >= spec.high
     )
     return f"input {spec.name} has the value {array.max()}, its high is {spec.high:g}" if beyond else ""
 

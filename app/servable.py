@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,7 +12,11 @@ from app.buckets import Route
 
 Array = NDArray[Any]
 
-# Open Inference Protocol datatype → numpy dtype (protocol specification, "Tensor Data Types"); BYTES needs a codec.
+BYTES = "BYTES"
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+# Open Inference Protocol datatype → numpy dtype (protocol specification, "Tensor Data Types"). BF16 is an extension
+# that clients know; elements of BYTES are Python's bytes, which only a codec takes.
 DATATYPES: Mapping[str, str] = {
     "BOOL": "bool",
     "UINT8": "uint8",
@@ -25,7 +30,19 @@ DATATYPES: Mapping[str, str] = {
     "FP16": "float16",
     "FP32": "float32",
     "FP64": "float64",
+    "BF16": "bfloat16",
+    "BYTES": "object",
 }
+
+
+def is_floating(dtype: np.dtype[Any]) -> bool:
+    """Floating point, bfloat16 among it, which numpy itself takes for nothing that it knows."""
+    return dtype.kind == "f" or dtype == BFLOAT16
+
+
+def is_finite(array: Array) -> bool:
+    """No value is infinite or not a number."""
+    return not is_floating(array.dtype) or bool(np.isfinite(array).all())
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +73,13 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The outputs of one request in declared order, and how they were made."""
+    """The outputs of one request in declared order, and how they were made.
+
+    `items`: the request's own share of the batch.
+    """
 
     outputs: Mapping[str, Array]
+    items: int
     route: Route
     queue_s: float
     compute_s: float

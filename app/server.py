@@ -24,7 +24,7 @@ from app.errors import ResourceError
 from app.http import oip, openapi, probes
 from app.http import status as status_routes
 from app.http.edge import Edge, install_errors, key_check
-from app.http.infer import InferenceRoute, Inferences, Observer
+from app.http.infer import InferenceRoute, Inferences, Observer, Spent
 from app.http.rehearsal import Rehearsing
 from app.logs import log
 from app.process_clock import ProcessClock
@@ -53,7 +53,8 @@ def create_app(sidecar: Sidecar, inferences: Inferences) -> FastAPI:
     app.include_router(status_routes.routes(sidecar.report, sidecar.registry))
     app.include_router(openapi.routes(guarded=sidecar.settings.http.api_key_file is not None))
     app.include_router(oip.health_routes(sidecar.not_alive, sidecar.not_ready))
-    app.include_router(oip.routes(inferences, sidecar.not_ready))
+    app.include_router(oip.routes(_model_state(sidecar, inferences)))
+    app.include_router(oip.inference_routes(inferences))
     return app
 
 
@@ -68,17 +69,29 @@ def _probes(sidecar: Sidecar) -> probes.Probes:
     )
 
 
+def _model_state(sidecar: Sidecar, inferences: Inferences) -> oip.ModelState:
+    return oip.ModelState(
+        inferences,
+        sidecar.statistics,
+        sidecar.not_ready,
+        lambda: sidecar.servable is None and sidecar.startup.error is None,
+        sidecar.settings.serving.max_batch_delay_ms,
+    )
+
+
 def inferences_of(sidecar: Sidecar) -> Inferences:
     """Return what inference requests of this sidecar are answered from; raises SettingsError for a key that is none."""
     requests, settings = sidecar.requests, sidecar.settings
 
-    def answered(code: int, reason: str | None, total_s: float, codec_s: float) -> None:
+    def ended(status: int, reason: str | None, total_s: float, spent: Spent | None) -> None:
         requests.inflight.dec()
-        requests.requests.labels(str(code)).inc()
+        requests.requests.labels(str(status)).inc()
         requests.duration.labels("total").observe(total_s)
-        requests.duration.labels("codec").observe(codec_s)
+        if spent:
+            requests.duration.labels("codec").observe(spent.codec_s)
         if reason:
             requests.rejected.labels(reason).inc()
+        sidecar.statistics.note(status, total_s, spent)
 
     return Inferences(
         settings.model.name,
@@ -87,7 +100,7 @@ def inferences_of(sidecar: Sidecar) -> Inferences:
         sidecar.gate(),
         key_check(settings.http.api_key_file),
         settings.serving.max_body_bytes,
-        Observer(requests.inflight.inc, answered),
+        Observer(requests.inflight.inc, ended),
         sidecar.clock,
     )
 

@@ -10,7 +10,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from app.buckets import FORWARD, Bucket, Dimension, cross
 from app.paths import ModelPath
-from app.servable import DATATYPES, TensorSpec
+from app.servable import BYTES, DATATYPES, TensorSpec
 
 
 class Section(BaseModel):
@@ -23,6 +23,8 @@ Name = Annotated[str, Field(pattern=r"^[^/\s]+$")]
 PythonName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(ge=0)]
+# BYTES are for people and other programs; the model itself takes and gives numbers.
+MODEL_DATATYPES = tuple(name for name in DATATYPES if name != BYTES)
 CASTS = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
 CastType = Literal["float16", "bfloat16", "float32", "float64"]
 
@@ -68,7 +70,7 @@ class Tensor(Section):
     """An input or output of the model; a name in `shape` is a symbolic dimension."""
 
     name: Name
-    datatype: Literal[tuple(DATATYPES)]  # type: ignore[valid-type]
+    datatype: Literal[MODEL_DATATYPES]  # type: ignore[valid-type]
     shape: list[str | Positive]
     pad: float | int | bool | None = None
     low: float | None = None

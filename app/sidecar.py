@@ -18,7 +18,8 @@ from app.devices import AcquiredDevice
 from app.errors import WarmgateError, WarmupError
 from app.graph import Lane
 from app.http.gate import Gate
-from app.http.oip_json import request_body
+from app.http.statistics import Statistics
+from app.http.wire import request_body
 from app.lanes import DeviceLane, run_on_thread
 from app.logs import log
 from app.paths import ModelPath
@@ -72,6 +73,7 @@ class Sidecar:
         self.readiness = Readiness(*self._checks())
         self.registry = metrics.registry()
         self.requests = RequestMetrics(self.registry, (bucket.name for bucket in self.settings.buckets))
+        self.statistics = Statistics(self.requests.runs)
         self.facts = status.Facts(
             self.settings,
             self.startup,

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
+from app.arrays import load_arrays
 from app.artifacts import Artifact
 from app.artifacts.seal import sync
 from app.servable import Array
@@ -37,8 +38,8 @@ def recall(artifact: Artifact, weights_digest: str) -> Golden:
 def read(file: Path) -> Golden:
     """Return the answers in a file; empty when it is not there or not whole."""
     try:
-        flat = load(file.read_bytes())
-    except (OSError, SafetensorError, ValueError):
+        flat = load_arrays(file.read_bytes())
+    except (OSError, SafetensorError, ValueError, KeyError):
         return {}
     found: Golden = {}
     for name, array in flat.items():

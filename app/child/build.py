@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.export.graph_signature import InputKind
 
+from app.arrays import to_tensor
 from app.artifacts import CONSTANTS
 from app.buckets import FORWARD, Bucket
 from app.child import Work
@@ -126,7 +127,7 @@ def _export(path: ModelPath, model: nn.Module, bucket: Bucket | None) -> Any:
     module = model if path.name == FORWARD else _Method(model, path.name)
     sizes = dict(bucket.sizes) if bucket else example_sizes(path.dimensions)
     arrays = sample_inputs(path.inputs, sizes, seed="export")
-    arguments = tuple(torch.from_numpy(array) for array in arrays.values())
+    arguments = tuple(to_tensor(array) for array in arrays.values())
     symbols = (
         {}
         if bucket

@@ -9,9 +9,10 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.http.answers import as_error, as_json
+from app.http.answers import NO_STORE, as_error
+from app.http.compression import LEAST_BYTES, coding_asked, deflate
 from app.http.gate import Gate
-from app.http.oip_json import Ask, decode, encode
+from app.http.wire import JSON_BYTES, Encoded, Head, decode, encode
 from app.logs import frames, log
 from app.paths import ModelPath
 from app.servable import Answer, Question, Rejected, Servable
@@ -28,11 +29,31 @@ Asked = tuple[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
+class Spent:
+    """Where the time of an answered request went, in seconds; `items`: how many of the model's items it held."""
+
+    decode_s: float
+    encode_s: float
+    queue_s: float
+    compute_s: float
+    items: int
+
+    @property
+    def codec_s(self) -> float:
+        """From bytes to arrays and back."""
+        return self.decode_s + self.encode_s
+
+
+# Called when a request has ended: its status, why it was not run in one word, seconds in all, and where they went.
+Ended = Callable[[int, str | None, float, Spent | None], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Observer:
-    """Where inferences are counted: each one received, and its status, reason, total and codec seconds."""
+    """Where inferences are counted: each one received, and how it ended."""
 
     received: Callable[[], None]
-    answered: Callable[[int, str | None, float, float], None]
+    ended: Ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +103,9 @@ async def infer(inferences: Inferences, scope: Scope, receive: Receive, asked: A
     try:
         found = await _answer(inferences, scope, receive, asked)
     except BaseException:  # cancelled by a server that leaves
-        observer.answered(500, None, inferences.clock() - began, 0.0)
+        observer.ended(500, None, inferences.clock() - began, None)
         raise
-    observer.answered(found.response.status_code, found.reason, inferences.clock() - began, found.codec_s)
+    observer.ended(found.response.status_code, found.reason, inferences.clock() - began, found.spent)
     return found.response
 
 
@@ -92,7 +113,7 @@ async def infer(inferences: Inferences, scope: Scope, receive: Receive, asked: A
 class _Answered:
     response: Response
     reason: str | None = None
-    codec_s: float = 0.0
+    spent: Spent | None = None
 
 
 async def _answer(inferences: Inferences, scope: Scope, receive: Receive, asked: Asked | None) -> _Answered:
@@ -117,23 +138,36 @@ async def _run(inferences: Inferences, scope: Scope, receive: Receive, asked: As
     servable = rehearsed or inferences.gate.enter()
     body = await read_body(headers, receive, inferences.max_body_bytes)
     client = Client(receive)
+    head = Head.of(headers)
     started = inferences.clock()
-    ask = await _off_loop(len(body), lambda: decode(body, inferences.paths))
-    codec_s = inferences.clock() - started
+    # How much a compressed body holds is not known before it is inflated.
+    size = inferences.max_body_bytes if head.coding else len(body)
+    ask = await _off_loop(size, lambda: decode(head, body, inferences.paths, inferences.max_body_bytes))
+    decode_s = inferences.clock() - started
     try:
         answer = await servable.answer(Question(ask.path, ask.arrays, ask.timeout_s, client.gone))
     finally:
         client.forget()
     started = inferences.clock()
     size = sum(array.nbytes for array in answer.outputs.values())
-    response = await _off_loop(size, lambda: _encoded(inferences, ask, answer))
-    return _Answered(response, None, codec_s + inferences.clock() - started)
+    found = await _off_loop(size, lambda: encode(inferences.name, inferences.version, ask, answer.outputs))
+    coding = coding_asked(headers.get("accept-encoding", ""))
+    response = await _response(found, answer, coding)
+    encode_s = inferences.clock() - started
+    return _Answered(response, None, Spent(decode_s, encode_s, answer.queue_s, answer.compute_s, answer.items))
 
 
-def _encoded(inferences: Inferences, ask: Ask, answer: Answer) -> Response:
+async def _response(found: Encoded, answer: Answer, coding: str | None) -> Response:
     # A client that finds an answer slow learns whether it waited or its batch took long (W3C Server Timing, ms).
     timing = f"queue;dur={answer.queue_s * 1e3:.2f}, compute;dur={answer.compute_s * 1e3:.2f}"
-    return as_json(encode(inferences.name, inferences.version, ask, answer.outputs), headers={"Server-Timing": timing})
+    headers, kind, body = {**NO_STORE, "Server-Timing": timing}, "application/json", found.body
+    if found.json_bytes is not None:
+        # The header counts the bytes before compression; its presence alone tells clients that raw tensors follow.
+        headers[JSON_BYTES], kind = str(found.json_bytes), "application/octet-stream"
+    if coding and len(body) >= LEAST_BYTES:
+        headers["Content-Encoding"] = coding
+        body = await asyncio.to_thread(deflate, body, coding)
+    return Response(body, headers=headers, media_type=kind)
 
 
 async def _off_loop(size: int, work: Callable[[], T]) -> T:

@@ -1,52 +1,98 @@
 """The Open Inference Protocol v2 over REST: all of its routes; what inference does is in `infer`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import orjson
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
 from app import __version__
 from app.http.answers import as_error, as_json
-from app.http.infer import Inferences, infer
-from app.servable import Rejected, TensorSpec
+from app.http.infer import Inferences, infer, read_body
+from app.http.model_config import configuration, metadata
+from app.http.statistics import Statistics
+from app.servable import Rejected
+
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
+# A request for the index is a few words.
+INDEX_BYTES = 64 * 1024
 
 Reason = Callable[[], str | None]
 
 
-def routes(inferences: Inferences, not_ready: Reason) -> APIRouter:
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """What is told about the one model beside its answers; `loading`: it has not been ready yet and still may be."""
+
+    inferences: Inferences
+    statistics: Statistics
+    not_ready: Reason
+    loading: Callable[[], bool]
+    batch_delay_ms: float
+
+    def index(self, only_ready: bool) -> list[dict[str, str]]:
+        """Return the repository's rows: the one model, its state, and why it is not ready."""
+        reason = self.not_ready()
+        if reason and only_ready:
+            return []
+        state = "READY" if reason is None else "LOADING" if self.loading() else "UNAVAILABLE"
+        one = self.inferences
+        return [{"name": one.name, "version": one.version, "state": state, "reason": reason or ""}]
+
+
+def routes(model_state: ModelState) -> APIRouter:
     """Return the protocol's routes."""
+    inferences = model_state.inferences
 
     def authorize(request: Request) -> None:
         inferences.authorize(request.headers)
 
-    router = APIRouter(prefix="/v2", tags=["open inference protocol"])
-    guarded = [Depends(authorize)]
-    reads: dict[str, Any] = {"methods": ["GET", "HEAD"], "dependencies": guarded}
+    router = APIRouter(prefix="/v2", tags=["open inference protocol"], dependencies=[Depends(authorize)])
+    reads: dict[str, Any] = {"methods": ["GET", "HEAD"]}
 
     @router.api_route("", **reads)
     async def server() -> Response:
         """Server metadata."""
-        return as_json({"name": "warmgate", "version": __version__, "extensions": []})
+        return as_json({"name": "warmgate", "version": __version__, "extensions": EXTENSIONS})
 
     @router.api_route("/models", **reads)
     async def models() -> Response:
         """The one model of this server."""
         return as_json({"models": [inferences.name]})
 
-    @router.api_route("/models/{model}", **reads)
-    @router.api_route("/models/{model}/versions/{version}", **reads)
-    async def metadata(model: str, version: str | None = None) -> Response:
-        """Names, datatypes and shapes of inputs and outputs."""
-        inferences.known(model, version)
-        return as_json(_metadata(inferences))
+    @router.api_route("/models/stats", **reads)
+    async def all_statistics() -> Response:
+        """What the model has been asked since the start."""
+        return as_json(model_state.statistics.document(inferences.name, inferences.version))
 
-    @router.api_route("/models/{model}/ready", **reads)
-    @router.api_route("/models/{model}/versions/{version}/ready", **reads)
-    async def model_ready(model: str, version: str | None = None) -> Response:
-        """The model may be asked."""
-        inferences.known(model, version)
-        return _ready(not_ready, {"name": inferences.name, "ready": True})
+    @router.post("/repository/index")
+    async def index(request: Request) -> Response:
+        """Every model with its state, and why it is not ready."""
+        body = await read_body(request.headers, request.receive, INDEX_BYTES)
+        return as_json(model_state.index(_only_ready(body)))
+
+    def model_routes(path: str, told: Callable[[], Response]) -> None:
+        """Serve it with and without the version."""
+
+        @router.api_route(f"/models/{{model}}{path}", **reads)
+        @router.api_route(f"/models/{{model}}/versions/{{version}}{path}", **reads)
+        async def about(model: str, version: str | None = None) -> Response:
+            inferences.known(model, version)
+            return told()
+
+    name, version, paths = inferences.name, inferences.version, inferences.paths
+    model_routes("", lambda: as_json(metadata(name, version, paths)))
+    model_routes("/ready", lambda: _ready(model_state.not_ready, {"name": name, "ready": True}))
+    model_routes("/config", lambda: as_json(configuration(name, paths, model_state.batch_delay_ms)))
+    model_routes("/stats", lambda: as_json(model_state.statistics.document(name, version)))
+    return router
+
+
+def inference_routes(inferences: Inferences) -> APIRouter:
+    """Return the routes of inference, which count what they refuse and so ask for the key themselves."""
+    router = APIRouter(prefix="/v2", tags=["open inference protocol"])
 
     @router.post("/models/{model}/infer")
     @router.post("/models/{model}/versions/{version}/infer")
@@ -76,25 +122,18 @@ def health_routes(not_alive: Reason, not_ready: Reason) -> APIRouter:
     return router
 
 
-def _ready(not_ready: Reason, body: dict[str, Any]) -> Response:
+def _ready(not_ready: Reason, body: Mapping[str, Any]) -> Response:
     reason = not_ready()
     return as_error(Rejected(503, reason, "not_ready")) if reason else as_json(body)
 
 
-def _metadata(inferences: Inferences) -> dict[str, Any]:
-    def describe(specs: tuple[TensorSpec, ...]) -> list[dict[str, Any]]:
-        return [
-            {"name": s.name, "datatype": s.datatype, "shape": [-1 if isinstance(n, str) else n for n in s.shape]}
-            for s in specs
-        ]
-
-    first, *_ = inferences.paths
-    paths = {one.name: {"inputs": describe(one.inputs), "outputs": describe(one.outputs)} for one in inferences.paths}
-    return {
-        "name": inferences.name,
-        "versions": [inferences.version],
-        "platform": "pytorch_safetensors",
-        "inputs": describe(first.inputs),
-        "outputs": describe(first.outputs),
-        **({"paths": paths} if len(paths) > 1 else {}),
-    }
+def _only_ready(body: bytes) -> bool:
+    """Read the index's request: `{"ready": true}` leaves out what is not ready; an empty body asks for all."""
+    try:
+        asked = orjson.loads(body) if body.strip() else {}
+    except orjson.JSONDecodeError as error:
+        raise Rejected(400, f"the body is not JSON: {error}") from error
+    ready = asked.get("ready") if isinstance(asked, dict) else ...
+    if not (ready is None or isinstance(ready, bool)):
+        raise Rejected(400, 'the body must be an object in which "ready" is true or false, or be empty')
+    return ready is True

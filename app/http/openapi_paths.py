@@ -4,8 +4,10 @@ from typing import Any
 
 from app.http.openapi_inference import inference
 from app.http.openapi_responses import Responses, error, json_body, probe, text_body
-from app.http.openapi_schemas import TEXT, TEXTS, Schema
+from app.http.openapi_schemas import TEXT, TEXTS, Schema, ref
 
+STATISTICS = "How many inferences in how many runs since the start, and where their time went."
+CONFIGURATION = "The largest batch, and inputs and outputs without their batch: what load tools read."
 PROBES, STATE, PROTOCOL = "probes", "state", "open inference protocol"
 
 MODEL = {"name": "model", "in": "path", "required": True, "schema": TEXT, "description": "As `/v2/models` names it."}
@@ -69,6 +71,8 @@ def _protocol() -> Schema:
             PROTOCOL, "serverMetadata", "The server and its extensions.", {"200": json_body("ServerMetadata")}
         ),
         "/v2/models": _read(PROTOCOL, "models", "The one model of this server.", {"200": json_body("Models")}),
+        "/v2/models/stats": _read(PROTOCOL, "statistics", STATISTICS, {"200": json_body("Statistics")}),
+        "/v2/repository/index": {"post": _index()},
     }
     for path, name, parameters in (
         ("/v2/models/{model}", "model", [MODEL]),
@@ -79,8 +83,22 @@ def _protocol() -> Schema:
         made[path] = _read(PROTOCOL, f"{name}Metadata", about, found, parameters)
         asked = {"200": json_body("ModelReady"), "404": error(404), "503": error(503)}
         made[f"{path}/ready"] = _read(PROTOCOL, f"{name}Ready", "The model may be asked.", asked, parameters)
+        told = {"200": json_body("ModelConfiguration"), "404": error(404)}
+        made[f"{path}/config"] = _read(PROTOCOL, f"{name}Configuration", CONFIGURATION, told, parameters)
+        counted = {"200": json_body("Statistics"), "404": error(404)}
+        made[f"{path}/stats"] = _read(PROTOCOL, f"{name}Statistics", STATISTICS, counted, parameters)
         made[f"{path}/infer"] = {"post": {"tags": [PROTOCOL], "operationId": f"{name}Infer", **inference(parameters)}}
     return made
+
+
+def _index() -> Schema:
+    return {
+        "tags": [PROTOCOL],
+        "operationId": "repositoryIndex",
+        "summary": "The one model, its state, and why it is not ready.",
+        "requestBody": {"content": {"application/json": {"schema": ref("RepositoryIndexRequest")}}},
+        "responses": {"200": json_body("RepositoryIndex"), "400": error(400), "413": error(413)},
+    }
 
 
 def _read(tag: str, name: str, about: str, responses: Responses, parameters: list[Schema] | None = None) -> Schema:

@@ -17,6 +17,7 @@ ERRORS: Mapping[int, str] = {
     401: "The API key is missing or wrong.",
     404: "No such model, version or check.",
     413: "The body is larger than `serving.max_body_bytes`.",
+    415: "Content-Encoding is neither gzip nor deflate.",
     500: "The model failed, or its answer cannot be told as it was asked for.",
     501: "A part of the protocol that this server does not have.",
     503: "Not ready, overloaded or shutting down: `reason` says which, come back later.",

@@ -46,8 +46,24 @@ DATA = {
     "items": {},
     "description": "Flat or nested, row-major; as many values as the shape's product. 64-bit integers are exact.",
 }
-# Clients that write all members of their own records write null for those that are not set.
-PARAMETERS: Schema = {"type": ["object", "null"], "description": "Unknown parameters are ignored."}
+MAYBE: Schema = {"type": ["boolean", "null"]}
+
+
+def with_parameters(**known: Schema) -> Schema:
+    """Return parameters; clients that write all members of their own records write null for those that are not set."""
+    return {"type": ["object", "null"], "description": "Unknown parameters are ignored.", "properties": known}
+
+
+DURATIONS = (
+    "success",
+    "fail",
+    "queue",
+    "compute_input",
+    "compute_infer",
+    "compute_output",
+    "cache_hit",
+    "cache_miss",
+)
 
 PROTOCOL: dict[str, Schema] = {
     "ServerMetadata": record({"name": TEXT, "version": TEXT, "extensions": TEXTS}),
@@ -68,14 +84,46 @@ PROTOCOL: dict[str, Schema] = {
     "Live": record({"live": {"const": True}}),
     "Ready": record({"ready": {"const": True}, "live": {"const": True}}),
     "ModelReady": record({"name": TEXT, "ready": {"const": True}}),
+    "RepositoryIndexRequest": record(
+        {}, {"ready": {"type": ["boolean", "null"], "description": "Only what is ready."}}
+    ),
+    "RepositoryIndex": array(
+        record({"name": TEXT, "version": TEXT, "state": one_of("READY", "LOADING", "UNAVAILABLE"), "reason": TEXT})
+    ),
+    "ConfiguredTensor": record({"name": TEXT, "data_type": TEXT, "dims": array({"type": "integer", "minimum": -1})}),
+    "ModelConfiguration": record(
+        {
+            "name": TEXT,
+            "platform": TEXT,
+            "backend": TEXT,
+            "max_batch_size": COUNT,
+            "input": array(ref("ConfiguredTensor")),
+            "output": array(ref("ConfiguredTensor")),
+        },
+        {"dynamic_batching": record({"max_queue_delay_microseconds": COUNT})},
+    ),
+    "Duration": record({"count": COUNT, "ns": COUNT}),
+    "ModelStatistics": record(
+        {
+            "name": TEXT,
+            "version": TEXT,
+            "last_inference": COUNT,
+            "inference_count": COUNT,
+            "execution_count": COUNT,
+            "inference_stats": record({part: ref("Duration") for part in DURATIONS}),
+            "batch_stats": array(OBJECT),
+        },
+        text="`last_inference` in milliseconds since 1970; `inference_count` counts items, not requests.",
+    ),
+    "Statistics": record({"model_stats": array(ref("ModelStatistics"))}),
     "RequestInput": {
         **record(
             {"name": TEXT, "shape": SHAPE, "datatype": DATATYPE},
-            {"data": DATA, "parameters": PARAMETERS},
+            {"data": DATA, "parameters": with_parameters(binary_data_size=MAYBE_COUNT)},
         ),
-        "description": "One whole batch of one input, under the name and of the datatype that the metadata tells.",
+        "description": "One whole batch as the metadata tells it; values in `data`, or `binary_data_size` bytes.",
     },
-    "RequestOutput": record({"name": TEXT}, {"parameters": PARAMETERS}),
+    "RequestOutput": record({"name": TEXT}, {"parameters": with_parameters(binary_data=MAYBE)}),
     "InferenceRequest": record(
         {"inputs": array(ref("RequestInput"))},
         {
@@ -85,23 +133,21 @@ PROTOCOL: dict[str, Schema] = {
                 "items": ref("RequestOutput"),
                 "description": "What to answer, in this order; all by default.",
             },
-            "parameters": {
-                **PARAMETERS,
-                "properties": {
-                    "path": {**TEXT, "description": "Which of the model's methods; the first by default."},
-                    "timeout": {
-                        "type": ["integer", "null"],
-                        "minimum": 0,
-                        "description": "Microseconds until it must have started, if less than the server's; 0: none.",
-                    },
+            "parameters": with_parameters(
+                path={**TEXT, "description": "Which of the model's methods; the first by default."},
+                timeout={
+                    "type": ["integer", "null"],
+                    "minimum": 0,
+                    "description": "Microseconds until it must have started, if less than the server's; 0: none.",
                 },
-            },
+                binary_data_output={**MAYBE, "description": "Outputs that do not say otherwise come back raw."},
+            ),
         },
         "Unknown members are ignored.",
     ),
     "ResponseOutput": {
         **record({"name": TEXT, "shape": SHAPE, "datatype": DATATYPE}, {"data": DATA, "parameters": OBJECT}),
-        "description": "Values in `data`, flat and row-major.",
+        "description": "Values in `data`, flat and row-major, or behind the JSON, `binary_data_size` bytes of them.",
     },
     "InferenceResponse": record(
         {"model_name": TEXT, "model_version": TEXT, "outputs": array(ref("ResponseOutput"))},

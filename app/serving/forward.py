@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from app.arrays import to_array, to_tensor
 from app.buckets import Bucket, Coverage, Kind, Refusal, Route
 from app.errors import WarmupError
 from app.paths import ModelPath
@@ -55,8 +56,8 @@ class Forward:
         # Compiled code checks nothing: dtype, shape and contiguity are made certain here, for every run.
         prepared = [_prepare(spec, arrays[spec.name], spec.sized(sizes)) for spec in path.inputs]
         with torch.inference_mode():
-            tensors = engine.run([torch.from_numpy(array) for array in prepared], path.name, route.bucket)
-            raw = [tensor.numpy() for tensor in tensors]
+            tensors = engine.run([to_tensor(array) for array in prepared], path.name, route.bucket)
+            raw = [to_array(tensor) for tensor in tensors]
         named = _name(path, raw, sizes)
         return _slice(path.outputs, named, measure(path.inputs, arrays)) if route.kind is Kind.PADDED else named
 
@@ -97,7 +98,8 @@ def measure(specs: Sequence[TensorSpec], arrays: Mapping[str, Array]) -> dict[st
 
 def _prepare(spec: TensorSpec, array: Array, shape: tuple[int, ...]) -> Array:
     if array.shape == shape:
-        return np.asarray(array, order="C")  # unlike ascontiguousarray, a scalar stays one
+        # A raw tensor is a window on the request's body: nothing may write to it, and it begins at any byte.
+        return array if array.flags.carray else np.array(array, order="C")
     padded: Array = np.full(shape, spec.pad or 0, dtype=spec.dtype)
     padded[tuple(slice(size) for size in array.shape)] = array
     return padded

@@ -64,6 +64,10 @@ class RequestMetrics:
         for bucket in self.first:
             self.first_request.labels(bucket).set(float("nan"))
 
+    def runs(self) -> int:
+        """Return how many batches have been run."""
+        return int(next(s.value for m in self.batch_size.collect() for s in m.samples if s.name.endswith("_count")))
+
     def note_first(self, bucket: str, seconds: float) -> None:
         """Keep the compute time of the first real request of a bucket."""
         if self.first.get(bucket, 0.0) is None:

@@ -30,6 +30,11 @@ class Waiting:
     deadline: float
     answer: Future[Answer]
 
+    @property
+    def items(self) -> int:
+        """How much of a batch it is; a path without a batch runs it as one."""
+        return self.sizes[self.batching.dimension] if self.batching.dimension else 1
+
     def late(self) -> Rejected:
         """Return the answer of a request that has not started within its time."""
         return Rejected(504, f"not started within {self.deadline - self.arrived:g} s", "deadline")
@@ -70,7 +75,7 @@ class Runner:
             return [*self._again(batch[:middle]), *self._again(batch[middle:])]
         seconds = self.clock() - now
         rows = zip(batch, outputs, strict=True)
-        answers = [Answer(own, route, max(0.0, now - one.arrived), seconds) for one, own in rows]
+        answers = [Answer(own, one.items, route, max(0.0, now - one.arrived), seconds) for one, own in rows]
         return [Run(batch, route, answers, seconds)]
 
     def _again(self, requests: Sequence[Waiting]) -> list[Run]:

@@ -12,7 +12,7 @@ from app.errors import WarmupError
 from app.graph import Lane, stage
 from app.progress import Progress
 from app.report import BucketReport
-from app.servable import Array
+from app.servable import Array, is_finite, is_floating
 from app.serving.company import in_company
 from app.serving.forward import Forward
 from app.settings import Settings, Tolerance
@@ -121,9 +121,9 @@ def compare(outputs: Outputs, expected: Outputs | None, tolerance: Tolerance) ->
         other = expected.get(name)
         if other is None or other.shape != array.shape or other.dtype != array.dtype:
             return Difference(None, f"output {name} is {array.dtype}{list(array.shape)}, the reference is not")
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
+        if not is_finite(array):
             return Difference(None, f"output {name} has values that are not finite")
-        if array.dtype.kind != "f":
+        if not is_floating(array.dtype):
             if not np.array_equal(array, other):
                 return Difference(None, f"output {name} differs from the reference; whole numbers must be equal")
             continue

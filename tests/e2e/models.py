@@ -32,6 +32,13 @@ class Halving(Tiny):
         return x * (self.scale / 2).half()
 
 
+class Precise(Halving):
+    """Has a method of a third precision."""
+
+    def brief(self, x: Tensor) -> Tensor:
+        return x * (self.scale / 2).bfloat16()
+
+
 class Paired(Tiny):
     """Has methods beside its forward; the numbers in their code are not the same though export calls them the same."""
 
@@ -288,6 +295,10 @@ def tied() -> nn.Module:
 
 def eigen() -> nn.Module:
     return Eigen()
+
+
+def precise() -> nn.Module:
+    return Precise()
 
 
 def halving() -> nn.Module:

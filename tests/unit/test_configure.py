@@ -365,7 +365,9 @@ def test_an_assignment_takes_a_yaml_value(
     assert read(configure.load(file, assignments)) == expected
 
 
-KINDS = "'BOOL', 'UINT8', 'UINT16', 'UINT32', 'UINT64', 'INT8', 'INT16', 'INT32', 'INT64', 'FP16', 'FP32' or 'FP64'"
+KINDS = (
+    "'BOOL', 'UINT8', 'UINT16', 'UINT32', 'UINT64', 'INT8', 'INT16', 'INT32', 'INT64', 'FP16', 'FP32', 'FP64' or 'BF16'"
+)
 TWICE = [{"name": "o", "datatype": "FP32", "shape": [1]}] * 2
 
 # field, value → the problem that is told

@@ -20,6 +20,7 @@ from app.http.answers import as_error, retry_after
 from app.http.edge import Edge, install_errors, key_check
 from app.http.gate import Gate
 from app.http.infer import Inferences, Observer
+from app.http.statistics import Statistics
 from app.paths import ModelPath
 from app.readiness import Check, Readiness
 from app.servable import Answer, Question, Rejected, TensorSpec
@@ -374,7 +375,7 @@ class Doubling:
     async def answer(self, question: Question) -> Answer:
         if self.error:
             raise self.error
-        return Answer({"y": (question.arrays["x"] * 2).astype(np.float32)}, Route(Kind.EXACT, None, ()), 0.0, 0.0)
+        return Answer({"y": (question.arrays["x"] * 2).astype(np.float32)}, 1, Route(Kind.EXACT, None, ()), 0.0, 0.0)
 
 
 def stage(name: str, state: State, detail: str = "") -> StageView:
@@ -395,7 +396,11 @@ def gate(
 
 
 def protocol(
-    opened: Gate, not_ready: str | None = None, limit: int = 1000, seen: list[tuple[int, str | None]] | None = None
+    opened: Gate,
+    not_ready: str | None = None,
+    limit: int = 1000,
+    seen: list[tuple[int, str | None]] | None = None,
+    loading: bool = False,
 ) -> FastAPI:
     observed = [] if seen is None else seen
     observer = Observer(lambda: None, lambda status, reason, *_: observed.append((status, reason)))
@@ -409,7 +414,9 @@ def protocol(
         observer,
         iter(range(1000)).__next__,
     )
-    return app_with(oip.health_routes(lambda: None, lambda: not_ready), oip.routes(made, lambda: not_ready))
+    state = oip.ModelState(made, Statistics(lambda: 0), lambda: not_ready, lambda: loading, batch_delay_ms=2)
+    health = oip.health_routes(lambda: None, lambda: not_ready)
+    return app_with(health, oip.routes(state), oip.inference_routes(made))
 
 
 BODY = {"inputs": [{"name": "x", "datatype": "INT64", "shape": [1, 2], "data": [1, 2]}]}
@@ -512,6 +519,7 @@ def test_a_servable_that_refuses_or_breaks_is_answered_and_counted(
     assert (found.status_code, found.json(), seen) == (status, body, [(status, counted)])
 
 
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository", "statistics"]
 METADATA = {
     "name": "tiny",
     "versions": ["2"],
@@ -524,7 +532,7 @@ METADATA = {
 @pytest.mark.parametrize(
     ("path", "not_ready", "status", "body"),
     [
-        ("/v2", "cold", 200, {"name": "warmgate", "version": __version__, "extensions": []}),
+        ("/v2", "cold", 200, {"name": "warmgate", "version": __version__, "extensions": EXTENSIONS}),
         ("/v2/models", "cold", 200, {"models": ["tiny"]}),
         ("/v2/models/tiny", "cold", 200, METADATA),
         ("/v2/models/tiny/versions/2", "cold", 200, METADATA),

@@ -19,6 +19,7 @@ ROOT = Path(app.__file__).parent
 RANKS: tuple[tuple[str, ...], ...] = (
     ("app", "app.dtypes", "app.errors", "app.private", "app.units"),
     (
+        "app.arrays",
         "app.buckets",
         "app.configure",
         "app.contradictions",
@@ -163,7 +164,11 @@ RANKS: tuple[tuple[str, ...], ...] = (
         "app.http.gate",
         "app.http.infer",
         "app.http.oip",
-        "app.http.oip_json",
+        "app.http.compression",
+        "app.http.model_config",
+        "app.http.statistics",
+        "app.http.tensors",
+        "app.http.wire",
         "app.http.openapi",
         "app.http.openapi_inference",
         "app.http.openapi_paths",

@@ -72,9 +72,9 @@ def test_operations_have_names_of_their_own() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_only_inference_and_metadata_ask_for_the_key() -> None:
+def test_all_of_the_protocol_but_its_probes_asks_for_the_key() -> None:
     guarded = {path for path, _, operation in operations(GUARDED) if "security" in operation}
-    assert guarded == {path for path in GUARDED["paths"] if re.match(r"/v2(/models.*)?$", path)}
+    assert guarded == {path for path in GUARDED["paths"] if re.match(r"/v2(/models.*|/repository.*)?$", path)}
     assert all(("401" in one["responses"]) == ("security" in one) for _, _, one in operations(GUARDED))
     assert "401" not in json.dumps(OPEN)
     assert "securitySchemes" not in OPEN["components"]

@@ -6,15 +6,16 @@ import numpy as np
 import orjson
 import pytest
 
-from app.http.answers import as_json
-from app.http.oip_json import Ask, decode, encode
+from app.http.wire import Ask, Head, Wanted, decode, encode
 from app.paths import ModelPath
 from app.servable import DATATYPES, Array, Rejected, TensorSpec
 
 INPUTS = (TensorSpec("x", "INT64", ("batch", 2)),)
 OUTPUTS = (TensorSpec("y", "FP32", ("batch", 2)), TensorSpec("z", "INT64", ("batch",)))
 PATHS = (ModelPath("forward", INPUTS, OUTPUTS, (), ()),)
-KNOWN = "BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, FP32, FP64"
+KNOWN = "BOOL, UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, FP32, FP64, BF16, BYTES"
+LIMIT = 10_000
+PLAIN = Head()
 
 
 def row(**changes: Any) -> dict[str, Any]:
@@ -23,12 +24,12 @@ def row(**changes: Any) -> dict[str, Any]:
 
 
 def ask(*rows: dict[str, Any], **fields: Any) -> Ask:
-    return decode(orjson.dumps({"inputs": list(rows) or [row()], **fields}), PATHS)
+    return decode(PLAIN, orjson.dumps({"inputs": list(rows) or [row()], **fields}), PATHS, LIMIT)
 
 
-def refusal(body: bytes) -> tuple[int, str]:
+def refusal(body: bytes, head: Head = PLAIN, paths: Any = PATHS) -> tuple[int, str]:
     with pytest.raises(Rejected) as caught:
-        decode(body, PATHS)
+        decode(head, body, paths, LIMIT)
     assert caught.value.reason is None
     return caught.value.status, str(caught.value)
 
@@ -66,12 +67,13 @@ def test_flat_and_nested_data_are_the_same_tensor(shape: list[int], data: Any) -
         ("FP16", [-65504.0, 65504.0]),
         ("FP32", [-3.4028234663852886e38, 3.4028234663852886e38]),
         ("FP64", [-1.7976931348623157e308, 5e-324]),
+        ("BF16", [-3.3895313892515355e38, 1.5]),
     ],
 )
 def test_every_datatype_keeps_its_extreme_values_exactly_in_both_directions(datatype: str, data: list[Any]) -> None:
     decoded = ask(row(datatype=datatype, data=data)).arrays["x"]
     spec = TensorSpec("out", datatype, (1, 2))
-    body = as_json(encode("m", "1", Ask("forward", {}, (spec,), None), {"out": decoded})).body
+    body = encode("m", "1", Ask("forward", {}, (Wanted(spec),)), {"out": decoded}).body
     sent = orjson.loads(body)["outputs"][0]
 
     assert described(decoded) == (DATATYPES[datatype], (1, 2), [data])
@@ -109,7 +111,7 @@ REFUSED_ROWS: list[tuple[dict[str, Any], str]] = [
     (row(data=[True, False]), "input x: data is not int64"),
     (row(data=["1", "2"]), "input x: data is not int64"),
     (row(data=[1, None]), "input x: data is not int64"),
-    (row(data=None), "input x: data is not int64"),
+    (row(data=None), "input x: data is missing; give one of data and binary_data_size"),
     (row(data={}), "input x: data is not int64"),
     (row(datatype="FP32", data=["a", "b"]), "input x: data is not float32"),
     (row(datatype="FP32", data=[1, None]), "input x: data is not float32"),
@@ -126,15 +128,18 @@ REFUSED_ROWS: list[tuple[dict[str, Any], str]] = [
     (row(data=[]), "input x: 0 values for shape [1, 2], expected 2"),
     (row(shape=[0, 2]), "input x: 2 values for shape [0, 2], expected 0"),
     (row(datatype="INT65"), f"input x: datatype 'INT65' is unknown; known are {KNOWN}"),
-    (row(datatype="BYTES"), f"input x: datatype 'BYTES' is unknown; known are {KNOWN}"),
+    (row(datatype="int64"), f"input x: datatype 'int64' is unknown; known are {KNOWN}"),
+    (row(datatype="BYTES", data=["a", 1]), "input x: data is ragged or not texts"),
+    (row(datatype="BYTES", shape=[2, 2], data=[["a"], ["b", "c", "d"]]), "input x: data is ragged or not texts"),
+    (row(datatype="BYTES", data=["a"]), "input x: 1 values for shape [1, 2], expected 2"),
     (row(datatype=...), f"input x: datatype None is unknown; known are {KNOWN}"),
     (row(datatype=["INT64"]), f"input x: datatype ['INT64'] is unknown; known are {KNOWN}"),
     (row(shape=...), "input x: shape must be a list of whole numbers, got None"),
     (row(shape="12"), "input x: shape must be a list of whole numbers, got '12'"),
     (row(shape=[-1, 2]), "input x: shape must be a list of whole numbers, got [-1, 2]"),
-    (row(shape=[1.0, 2]), "input x: shape must be a list of whole numbers, got [1.0, 2]"),
+    (row(shape=[1.5, 2]), "input x: shape must be a list of whole numbers, got [1.5, 2]"),
     (row(shape=[True, 2]), "input x: shape must be a list of whole numbers, got [True, 2]"),
-    (row(data=...), "input x: data is missing"),
+    (row(data=...), "input x: data is missing; give one of data and binary_data_size"),
     (row(name=...), "every input must be an object with a name"),
     (row(name=5), "every input must be an object with a name"),
 ]
@@ -184,12 +189,6 @@ def test_a_shape_too_large_for_any_array_is_the_clients_mistake() -> None:
     assert refusal(orjson.dumps({"inputs": [row(shape=[0, 2**62, 2], data=[])]}))[0] == 400
 
 
-def test_binary_tensors_are_not_implemented() -> None:
-    body = orjson.dumps({"inputs": [row(data=..., parameters={"binary_data_size": 16})]})
-
-    assert refusal(body) == (501, "input x: binary tensors are not supported by this version; send data as JSON")
-
-
 def test_an_input_given_twice_is_refused() -> None:
     assert refusal(orjson.dumps({"inputs": [row(), row()]})) == (400, "input x is given twice")
 
@@ -221,7 +220,7 @@ def test_an_input_that_is_no_object_is_refused(one: Any) -> None:
 )
 def test_the_id_is_echoed_exactly_when_there_is_one(fields: dict[str, Any], identifier: str | None) -> None:
     asked = ask(**fields)
-    answer = encode("m", "1", Ask(asked.path, asked.arrays, (), asked.id), {})
+    answer = orjson.loads(encode("m", "1", Ask(asked.path, asked.arrays, (), asked.id), {}).body)
 
     assert (asked.id, answer.get("id"), "id" in answer) == (identifier, identifier, identifier is not None)
 
@@ -242,7 +241,7 @@ def test_an_id_that_is_no_string_is_refused(identifier: Any) -> None:
     ],
 )
 def test_the_outputs_that_are_asked_for_come_in_that_order(outputs: Any, names: list[str]) -> None:
-    assert [spec.name for spec in ask(outputs=outputs).wanted] == names
+    assert [(one.spec.name, one.raw) for one in ask(outputs=outputs).wanted] == [(name, False) for name in names]
 
 
 @pytest.mark.parametrize(
@@ -264,7 +263,7 @@ def test_an_output_whose_name_is_no_string_is_the_clients_mistake(name: Any) -> 
 def test_the_answer_holds_model_version_id_and_flat_outputs() -> None:
     outputs = {"y": np.array([[1, 2], [3, 4]], np.float32), "z": np.array([7, 8])}
 
-    body = as_json(encode("tiny", "3", ask(id="a"), outputs)).body
+    body = encode("tiny", "3", ask(id="a"), outputs).body
 
     assert orjson.loads(body) == {
         "model_name": "tiny",
@@ -280,9 +279,13 @@ def test_the_answer_holds_model_version_id_and_flat_outputs() -> None:
 def test_an_output_that_is_not_contiguous_is_sent_row_by_row() -> None:
     transposed = np.arange(4, dtype=np.float32).reshape(2, 2).T
 
-    body = as_json(encode("m", "1", Ask("forward", {}, OUTPUTS[:1], None), {"y": transposed})).body
+    body = encode("m", "1", Ask("forward", {}, (Wanted(OUTPUTS[0]),)), {"y": transposed}).body
 
     assert orjson.loads(body)["outputs"][0]["data"] == [0.0, 2.0, 1.0, 3.0]
+
+
+def test_a_shape_may_be_written_as_some_languages_write_whole_numbers() -> None:
+    assert described(ask(row(shape=[1.0, 2.0])).arrays["x"]) == ("int64", (1, 2), [[1, 2]])
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -290,9 +293,10 @@ def test_an_output_that_is_not_finite_is_an_error_and_never_null(value: float) -
     outputs = {"y": np.array([[1.0, value]], np.float32)}
 
     with pytest.raises(Rejected) as caught:
-        encode("m", "1", Ask("forward", {}, OUTPUTS[:1], None), outputs)
+        encode("m", "1", Ask("forward", {}, (Wanted(OUTPUTS[0]),)), outputs)
 
     assert (caught.value.status, str(caught.value)) == (
         500,
-        "output y has values that are not finite, which JSON cannot carry",
+        "output y has values that are not finite, which JSON cannot carry; ask for it with the parameter "
+        '"binary_data": true',
     )
