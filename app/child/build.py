@@ -32,6 +32,8 @@ OPTIONS = {
     "aot_inductor.package_constants_in_so": False,
     # Else vectors of up to eight elements are written into the code as numbers: here, as whatever the memory held.
     "always_keep_tensor_constants": True,
+    # Else what is computed from a weight of one element alone (a temperature, a scale) is computed now, from nothing.
+    "joint_graph_constant_folding": False,
     # Precompiled headers pay from the third compilation on; a build has two, on a machine that is new each time
     # (MiniLM: 38 s with them, 22 s without), and making them needs the openssl program.
     "aot_inductor.precompile_headers": False,

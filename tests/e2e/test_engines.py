@@ -234,6 +234,32 @@ def test_an_operator_without_a_c_interface_runs_by_torchs_own_runner(start: Star
         assert server.stop() == 0
 
 
+@pytest.mark.slow
+def test_bfloat16_is_compiled_proven_and_recalled_as_it_is(start: Start, tmp_path: Path) -> None:
+    save(models.Precise(), tmp_path / "model.safetensors")
+    brief = {"datatype": "BF16", "shape": ["batch", 16]}
+    config = configuration(
+        "precise",
+        tmp_path / "model.safetensors",
+        tmp_path / "store",
+        inputs=[],
+        outputs=[],
+        paths={"brief": {"inputs": [{"name": "x", "pad": 0, **brief}], "outputs": [{"name": "b", **brief}]}},
+    )
+    x = spread(3, 16).bfloat16()
+    rows = [{"name": "x", **brief, "shape": [3, 16], "data": x.float().ravel().tolist()}]
+    for outcome, proof in (("rebuilt", "reference"), ("restored", "golden")):
+        server = start(config)
+        server.wait()
+        report = server.status()
+        assert (report["artifacts"]["engine"], report["artifacts"]["outcome"]) == ("aot", outcome)
+        assert {bucket["proof"] for bucket in report["buckets"]} == {proof}
+        status, body = server.post("/v2/models/precise/infer", json.dumps({"inputs": rows}).encode())
+        assert status == 200, body
+        assert np.array_equal(outputs(json.loads(body)), (x / 2).float().numpy())
+        assert server.stop() == 0
+
+
 @pytest.fixture(scope="module")
 def by_bucket(tmp_path_factory: pytest.TempPathFactory) -> JSON:
     """A model compiled for its buckets alone, so that other shapes fall under the policy."""

@@ -556,3 +556,43 @@ def test_the_protocol_tells_what_is_served_and_whether_it_may_be_asked(
 
     assert (found.status_code, found.json(), found.headers["cache-control"]) == (status, body, "no-store")
     assert head.status_code == status
+
+
+def index(body: bytes = b"", not_ready: str | None = None, loading: bool = False) -> tuple[int, Any]:
+    found = ask(protocol(gate(), not_ready, loading=loading), "/v2/repository/index", "POST", content=body)
+    return found.status_code, found.json()
+
+
+@pytest.mark.parametrize(
+    ("not_ready", "loading", "state"),
+    [
+        (None, False, "READY"),
+        ("read-weights: running", True, "LOADING"),
+        ("engine: device lost", False, "UNAVAILABLE"),
+    ],
+)
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"ready": false}', b'{"ready": null, "other": 1}'])
+def test_the_repository_tells_the_models_state_and_why(
+    body: bytes, not_ready: str | None, loading: bool, state: str
+) -> None:
+    row = {"name": "tiny", "version": "2", "state": state, "reason": not_ready or ""}
+
+    assert index(body, not_ready, loading) == (200, [row])
+
+
+@pytest.mark.parametrize(("not_ready", "rows"), [(None, 1), ("engine: device lost", 0)])
+def test_the_repository_leaves_out_what_is_not_ready_where_it_is_asked_to(not_ready: str | None, rows: int) -> None:
+    status, found = index(b'{"ready": true}', not_ready)
+
+    assert (status, len(found)) == (200, rows)
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"5", b'{"ready": 1}', b'{"ready": "yes"}'])
+def test_a_request_for_the_index_that_is_none_is_refused(body: bytes) -> None:
+    status, found = index(body)
+
+    assert (status, list(found)) == (400, ["error"])
+
+
+def test_a_request_for_the_index_has_its_own_limit() -> None:
+    assert index(b" " * (oip.INDEX_BYTES + 1))[0] == 413
