@@ -149,6 +149,10 @@ def curl_line(settings: Settings, address: str) -> str:
         data = "@request.json"
     else:
         data = request_body(path, sample_inputs(path.inputs, sizes, seed="curl")).decode()
+    key = settings.http.api_key_file
+    wanted = "" if key is None else f""" -H "X-API-Key: $(head -n 1 {shlex.quote(str(key))})\""""
+    # A certificate names the server as clients know it, not as this machine does.
+    options = "-sk" if address.startswith("https:") else "-s"
     at = f"--unix-socket {address.removeprefix('unix:')} http://localhost" if address.startswith("unix:") else address
     route = f"/v2/models/{urllib.parse.quote(settings.model.name)}/infer"
-    return f"curl -s {at}{route} -d {shlex.quote(data)}"
+    return f"curl {options} {at}{route}{wanted} -d {shlex.quote(data)}"

@@ -38,6 +38,7 @@ def contradictions(settings: Settings) -> list[str]:
         _value_problems,
         _argument_problems,
         _key_problems,
+        _door_problems,
     )
     return [problem for check in checks for problem in check(settings)]
 
@@ -184,3 +185,16 @@ def _key_problems(settings: Settings) -> Iterator[str]:
             f"compile.signing_key = {str(signing)!r}: is key {signer}, which is not among compile.public_keys "
             f"({', '.join(sorted(trusted))}), so what it signs would be rejected"
         )
+
+
+def _door_problems(settings: Settings) -> Iterator[str]:
+    http = settings.http
+    if http.port is None and http.uds is None:
+        yield "http.port = None: without http.uds no request could reach the model"
+    if http.admin_port is not None and http.admin_port == http.port != 0:
+        yield f"http.admin_port = {http.admin_port}: is http.port; probes and metrics answer there as well"
+    for given, missing in (("ssl_certfile", "ssl_keyfile"), ("ssl_keyfile", "ssl_certfile")):
+        if getattr(http, given) is not None and getattr(http, missing) is None:
+            yield f"http.{given} = {str(getattr(http, given))!r}: needs http.{missing}"
+    if http.ssl_certfile is not None and http.port is None:
+        yield f"http.ssl_certfile = {str(http.ssl_certfile)!r}: there is no http.port, and http.uds is not encrypted"

@@ -7,28 +7,30 @@ import asyncio
 import contextlib
 import faulthandler
 import resource
-import socket
 import urllib.parse
 from collections.abc import AsyncIterator
 from functools import partial
-from pathlib import Path
-from types import FrameType
+from typing import Any
 
 import uvicorn
 import uvloop
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from app import endings, status
 from app.console import Console, curl_line
-from app.errors import ResourceError
+from app.doors import Door, check_certificate, open_doors, to_itself
+from app.draining import DrainingServer
 from app.http import oip, openapi, probes
 from app.http import status as status_routes
-from app.http.edge import Edge, install_errors, key_check
+from app.http.api_keys import key_check
+from app.http.connections import Connection, Patience
+from app.http.edge import Edge, install_errors
 from app.http.infer import InferenceRoute, Inferences, Observer, Spent
 from app.http.rehearsal import Rehearsing
 from app.logs import log
 from app.process_clock import ProcessClock
-from app.settings import Http, Settings
+from app.settings import Settings
 from app.sidecar import Sidecar
 from app.startup import settle
 
@@ -47,14 +49,24 @@ def create_app(sidecar: Sidecar, inferences: Inferences) -> FastAPI:
         await asyncio.to_thread(settle, sidecar.startup)
         await asyncio.to_thread(sidecar.finish)
 
-    app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    install_errors(app)
-    app.include_router(probes.routes(_probes(sidecar)))
-    app.include_router(status_routes.routes(sidecar.report, sidecar.registry))
+    app = _app_with_probes(sidecar, lifespan=lifespan)
     app.include_router(openapi.routes(guarded=sidecar.settings.http.api_key_file is not None))
     app.include_router(oip.health_routes(sidecar.not_alive, sidecar.not_ready))
     app.include_router(oip.routes(_model_state(sidecar, inferences)))
     app.include_router(oip.inference_routes(inferences))
+    return app
+
+
+def create_admin_app(sidecar: Sidecar) -> FastAPI:
+    """Return what answers on the port for probes, metrics and status alone."""
+    return _app_with_probes(sidecar)
+
+
+def _app_with_probes(sidecar: Sidecar, **options: Any) -> FastAPI:
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, **options)
+    install_errors(app)
+    app.include_router(probes.routes(_probes(sidecar)))
+    app.include_router(status_routes.routes(sidecar.report, sidecar.registry))
     return app
 
 
@@ -98,84 +110,12 @@ def inferences_of(sidecar: Sidecar) -> Inferences:
         settings.model.version,
         settings.model_paths,
         sidecar.gate(),
-        key_check(settings.http.api_key_file),
+        key_check(settings.http.api_key_file, sidecar.clock),
         settings.serving.max_body_bytes,
+        settings.http.receive_timeout_s,
         Observer(requests.inflight.inc, ended),
         sidecar.clock,
     )
-
-
-class DrainingServer(uvicorn.Server):
-    """uvicorn, but a signal first turns readiness off while requests are still served, and only then closes sockets.
-
-    uvicorn closes its sockets the moment it sees the signal, while the load balancer still sends for some seconds.
-    """
-
-    def __init__(self, config: uvicorn.Config, sidecar: Sidecar) -> None:
-        super().__init__(config)
-        self._sidecar = sidecar
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Open the sockets; from here on a signal finds the loop."""
-        self._loop = asyncio.get_running_loop()
-        await super().startup(sockets)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Take a signal; unlike uvicorn's own, it is not raised again at the end, so the exit code is ours."""
-        del sig, frame
-        if self._loop is None:
-            self.should_exit = True
-        else:
-            self._loop.call_soon_threadsafe(self._leave)
-
-    def _leave(self) -> None:
-        """First signal: drain. Second: close at once. Third: do not wait for requests either."""
-        first = self._sidecar.drain.begin()
-        if first and self._sidecar.servable is not None:
-            delay = self._sidecar.settings.http.drain_delay_s
-            log.info("draining", seconds=delay)
-            asyncio.get_running_loop().call_later(delay, self._close)
-        else:
-            self.force_exit = self.should_exit
-            self._close()
-
-    def _close(self) -> None:
-        self.should_exit = True
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the gate in the moment in which the sockets close: until then every request is served."""
-        self._sidecar.closed = True
-        await super().shutdown(sockets)
-
-
-def bind(http: Http) -> socket.socket:
-    """Return the listening socket; raises ResourceError naming address and remedy."""
-    try:
-        if http.uds is not None:
-            return _bind_file(http.uds)
-        family, _, _, _, address = socket.getaddrinfo(http.host, http.port, type=socket.SOCK_STREAM)[0]
-        # With the protocol named: asyncio turns Nagle's algorithm off only for sockets that say they are TCP, and with
-        # it on every answer on a kept connection waits 40 ms for the client's delayed acknowledgement.
-        made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-    except OSError as error:
-        where = http.uds or f"{http.host}:{http.port}"
-        raise ResourceError(f"{where} cannot be listened on: {error.strerror}; is http.port in use already?") from error
-    return made
-
-
-def _bind_file(path: Path) -> socket.socket:
-    """Bind a socket file, in place of one that nobody listens on any more; every user of the volume may connect."""
-    made = socket.socket(socket.AF_UNIX)
-    if path.is_socket() and made.connect_ex(str(path)) != 0:
-        path.unlink()
-        made.close()
-        made = socket.socket(socket.AF_UNIX)
-    made.bind(str(path))
-    path.chmod(0o666)
-    return made
 
 
 def serve(settings: Settings, console: Console) -> int:
@@ -184,16 +124,37 @@ def serve(settings: Settings, console: Console) -> int:
     faulthandler.enable()
     _raise_file_limit()
     sidecar = Sidecar(settings, ProcessClock(), console, endings.end_process, endings.after_ready)
-    listening = bind(settings.http)
+    check_certificate(settings.http)
     inferences = inferences_of(sidecar)
+    doors = open_doors(settings.http)
+    first, *_ = doors
+    draining = lambda: sidecar.drain.begun  # noqa: E731
     answering = InferenceRoute(create_app(sidecar, inferences), inferences)
-    rehearsing = Rehearsing(Edge(answering, lambda: sidecar.drain.begun))
+    rehearsing = Rehearsing(Edge(answering, draining), to_itself(settings.http))
     path = f"/v2/models/{urllib.parse.quote(settings.model.name)}/infer"
-    sidecar.send = partial(rehearsing.post, listening, path, settings.startup.stall_timeout_s)
-    config = uvicorn.Config(
-        rehearsing,
+    sidecar.send = partial(rehearsing.post, first.socket, path, settings.startup.stall_timeout_s)
+    admin = Edge(create_admin_app(sidecar), draining)
+    sockets = [(door.socket, _config(admin if door.admin else rehearsing, settings, door)) for door in doors]
+    endings.watch_for_stalls(sidecar)
+    console.opened(first.address, curl_line(settings, first.address), sidecar.startup.snapshot)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(DrainingServer(sockets, sidecar).run_until_drained())
+    if sidecar.startup.error and not sidecar.drain.begun:
+        return sidecar.startup.error.exit_code
+    log.info("drained")
+    return 0
+
+
+def _config(app: ASGIApp, settings: Settings, door: Door) -> uvicorn.Config:
+    http = settings.http
+    patience = Patience(http.receive_timeout_s, settings.serving.max_body_bytes)
+    return uvicorn.Config(
+        app,
         lifespan="on",
-        http="httptools",
+        http=partial(Connection, patience=patience),  # type: ignore[arg-type]  # called, and nothing else
+        ws="none",
+        ssl_certfile=http.ssl_certfile if door.encrypted else None,
+        ssl_keyfile=http.ssl_keyfile if door.encrypted else None,
         # Behind a proxy nothing here depends on who the client is, so nobody's header needs to be believed.
         proxy_headers=False,
         log_config=None,
@@ -201,17 +162,8 @@ def serve(settings: Settings, console: Console) -> int:
         server_header=False,
         timeout_keep_alive=75,
         # At least a second: uvicorn takes 0 for "do not wait" and None for "wait for ever".
-        timeout_graceful_shutdown=max(1, round(settings.http.drain_timeout_s)),
+        timeout_graceful_shutdown=max(1, round(http.drain_timeout_s)),
     )
-    endings.watch_for_stalls(sidecar)
-    address = _address(listening)
-    console.opened(address, curl_line(settings, address), sidecar.startup.snapshot)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(DrainingServer(config, sidecar).serve(sockets=[listening]))
-    if sidecar.startup.error and not sidecar.drain.begun:
-        return sidecar.startup.error.exit_code
-    log.info("drained")
-    return 0
 
 
 def _raise_file_limit() -> None:
@@ -219,11 +171,3 @@ def _raise_file_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, hard) if hard != resource.RLIM_INFINITY else soft, hard))
-
-
-def _address(listening: socket.socket) -> str:
-    name = listening.getsockname()
-    if isinstance(name, str):
-        return f"unix:{name}"
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(name[0], name[0])  # noqa: S104 - for the line people paste
-    return f"http://[{host}]:{name[1]}" if ":" in host else f"http://{host}:{name[1]}"

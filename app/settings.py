@@ -177,13 +177,20 @@ class Serving(Section):
     max_body_bytes: Positive = 67108864
 
 
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
 class Http(Section):
-    """The listening socket and the way it closes."""
+    """The listening sockets, who may ask, and the way they close."""
 
     host: str = "0.0.0.0"  # noqa: S104 - the kubelet probes the pod's address
-    port: Annotated[int, Field(ge=0, le=65535)] = 8080
+    port: Port | None = 8080
     uds: Path | None = None
+    admin_port: Port | None = None
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
     api_key_file: Path | None = None
+    receive_timeout_s: Annotated[float, Field(gt=0)] = 60
     drain_delay_s: Seconds = 5
     drain_timeout_s: Seconds = 30
 

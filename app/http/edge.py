@@ -1,18 +1,15 @@
-"""What holds for every request: no redirects, API keys where they are asked for, closing connections while draining."""
+"""What holds for every request: no redirects, errors as the protocol has them, closing connections while draining."""
 
-import hmac
 from collections.abc import Callable
-from pathlib import Path
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import SettingsError
 from app.http.answers import as_error
+from app.logs import frames, log
 from app.servable import Rejected
 
 
@@ -40,7 +37,11 @@ class Edge:
                 message = {**message, "headers": [*message.get("headers", []), (b"connection", b"close")]}
             await send(message)
 
-        await self._app(scope, receive, closing)
+        try:
+            await self._app(scope, receive, closing)
+        except Exception as error:  # noqa: BLE001 - the framework has answered; it raises for whoever logs
+            # Kind and place only: uvicorn would log the message, which may hold what was asked.
+            log.error("a request failed", error=type(error).__name__, frames=frames(error))
 
 
 def install_errors(app: FastAPI) -> None:
@@ -67,32 +68,3 @@ def install_errors(app: FastAPI) -> None:
         del request
         # The kind only: the message of an arbitrary exception may hold what a client must not see; the log has it.
         return as_error(Rejected(500, f"the inference failed: {type(error).__name__}; the log has the details"))
-
-
-def key_check(file: Path | None) -> Callable[[Headers], None]:
-    """Return a check of headers that asks for the key in `file`; probes, metrics and status never use it.
-
-    Raises SettingsError at once when the file cannot be read.
-    """
-
-    def open_to_all(headers: Headers) -> None:
-        del headers
-
-    if file is None:
-        return open_to_all
-    try:
-        key = file.read_text().strip().encode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(
-            f"http.api_key_file = {file} cannot be read: {getattr(error, 'strerror', 'not text')}"
-        ) from error
-    if not key:
-        raise SettingsError(f"http.api_key_file = {file} is empty")
-
-    def check(headers: Headers) -> None:
-        bearer = headers.get("authorization", "").removeprefix("Bearer ")
-        given = headers.get("x-api-key", bearer).encode()
-        if not hmac.compare_digest(given, key):
-            raise Rejected(401, "this server wants an API key: Authorization: Bearer … or X-API-Key")
-
-    return check

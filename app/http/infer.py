@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -12,7 +12,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.http.answers import NO_STORE, as_error
 from app.http.compression import LEAST_BYTES, coding_asked, deflate
 from app.http.gate import Gate
-from app.http.wire import JSON_BYTES, Encoded, Head, decode, encode
+from app.http.incoming import REQUEST_ID, Incoming
+from app.http.wire import JSON_BYTES, Encoded, decode, encode
 from app.logs import frames, log
 from app.paths import ModelPath
 from app.servable import Answer, Question, Rejected, Servable
@@ -66,6 +67,7 @@ class Inferences:
     gate: Gate
     authorize: Callable[[Headers], None]
     max_body_bytes: int
+    receive_timeout_s: float
     observer: Observer
     clock: Callable[[], float]
 
@@ -117,41 +119,47 @@ class _Answered:
 
 
 async def _answer(inferences: Inferences, scope: Scope, receive: Receive, asked: Asked | None) -> _Answered:
+    incoming = Incoming(scope, receive)
+    found = await _try(inferences, incoming, asked)
+    found.response.headers[REQUEST_ID] = incoming.id
+    return found
+
+
+async def _try(inferences: Inferences, incoming: Incoming, asked: Asked | None) -> _Answered:
     try:
-        return await _run(inferences, scope, receive, asked)
+        return await _run(inferences, incoming, asked)
     except Rejected as rejected:
         return _Answered(as_error(rejected), rejected.reason)
     except Exception as error:  # noqa: BLE001 - it is answered, and told by kind and place
         # Kind and place only, here and in the log: the message of an exception may hold what was asked.
-        log.error("inference failed", error=type(error).__name__, frames=frames(error))
+        log.error("inference failed", request_id=incoming.id, error=type(error).__name__, frames=frames(error))
         told = f"the inference failed: {type(error).__name__}; the log has the details"
         return _Answered(as_error(Rejected(500, told)))
 
 
-async def _run(inferences: Inferences, scope: Scope, receive: Receive, asked: Asked | None) -> _Answered:
-    headers = Headers(scope=scope)
-    rehearsed: Servable | None = scope.get(REHEARSED)
+async def _run(inferences: Inferences, incoming: Incoming, asked: Asked | None) -> _Answered:
+    rehearsed: Servable | None = incoming.scope.get(REHEARSED)
     if rehearsed is None:
-        inferences.authorize(headers)
+        inferences.authorize(Headers(scope=incoming.scope))
     if asked is not None:
         inferences.known(*asked)
     servable = rehearsed or inferences.gate.enter()
-    body = await read_body(headers, receive, inferences.max_body_bytes)
-    client = Client(receive)
-    head = Head.of(headers)
+    body = await incoming.body(inferences.max_body_bytes, inferences.receive_timeout_s)
+    head = incoming.head
     started = inferences.clock()
     # How much a compressed body holds is not known before it is inflated.
     size = inferences.max_body_bytes if head.coding else len(body)
     ask = await _off_loop(size, lambda: decode(head, body, inferences.paths, inferences.max_body_bytes))
     decode_s = inferences.clock() - started
     try:
-        answer = await servable.answer(Question(ask.path, ask.arrays, ask.timeout_s, client.gone))
+        timeout_s = incoming.timeout_s(ask.timeout_s)
+        answer = await servable.answer(Question(ask.path, ask.arrays, timeout_s, incoming.client.gone))
     finally:
-        client.forget()
+        incoming.client.forget()
     started = inferences.clock()
     size = sum(array.nbytes for array in answer.outputs.values())
     found = await _off_loop(size, lambda: encode(inferences.name, inferences.version, ask, answer.outputs))
-    coding = coding_asked(headers.get("accept-encoding", ""))
+    coding = coding_asked(incoming.header("Accept-Encoding"))
     response = await _response(found, answer, coding)
     encode_s = inferences.clock() - started
     return _Answered(response, None, Spent(decode_s, encode_s, answer.queue_s, answer.compute_s, answer.items))
@@ -172,41 +180,3 @@ async def _response(found: Encoded, answer: Answer, coding: str | None) -> Respo
 
 async def _off_loop(size: int, work: Callable[[], T]) -> T:
     return await asyncio.to_thread(work) if size > INLINE_BYTES else work()
-
-
-class Client:
-    """Whether the client is still there; asked of requests that wait alone, since a watch costs a task."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._watch: asyncio.Future[Any] | None = None
-
-    def gone(self) -> bool:
-        """The connection is closed; the first call starts to watch it. Called on the event loop."""
-        if self._watch is None:
-            self._watch = asyncio.ensure_future(self._receive())
-        return self._watch.done()
-
-    def forget(self) -> None:
-        """End the watch."""
-        if self._watch is not None:
-            self._watch.cancel()
-
-
-async def read_body(headers: Headers, receive: Receive, limit: int) -> bytes:
-    """Read the raw body; raises Rejected (413) over the limit, from its declared length and while it streams."""
-    declared = headers.get("content-length", "")
-    too_large = f"the body is larger than serving.max_body_bytes = {limit}"
-    if declared.isdecimal() and int(declared) > limit:
-        raise Rejected(413, too_large, "too_large")
-    parts, size, more = [], 0, True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Rejected(400, "the client left before its request was complete", "disconnected")
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > limit:
-            raise Rejected(413, too_large, "too_large")
-        more = message.get("more_body", False)
-    return parts[0] if len(parts) == 1 else b"".join(parts)

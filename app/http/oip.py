@@ -10,7 +10,8 @@ from fastapi.responses import Response
 
 from app import __version__
 from app.http.answers import as_error, as_json
-from app.http.infer import Inferences, infer, read_body
+from app.http.incoming import read_body
+from app.http.infer import Inferences, infer
 from app.http.model_config import configuration, metadata
 from app.http.statistics import Statistics
 from app.servable import Rejected
@@ -70,7 +71,8 @@ def routes(model_state: ModelState) -> APIRouter:
     @router.post("/repository/index")
     async def index(request: Request) -> Response:
         """Every model with its state, and why it is not ready."""
-        body = await read_body(request.headers, request.receive, INDEX_BYTES)
+        declared = request.headers.get("content-length", "")
+        body = await read_body(request.receive, declared, INDEX_BYTES, inferences.receive_timeout_s)
         return as_json(model_state.index(_only_ready(body)))
 
     def model_routes(path: str, told: Callable[[], Response]) -> None:

@@ -1,5 +1,6 @@
 """The inference operation: its body is JSON, or JSON with raw tensors behind it."""
 
+from app.http.incoming import TIMEOUT_HEADERS
 from app.http.openapi_responses import NO_STORE, error
 from app.http.openapi_schemas import COUNT, TEXT, Schema, one_of, ref
 
@@ -10,6 +11,7 @@ TIMING = {
         "description": "Milliseconds that the request waited, and that the batch it was in took.",
     }
 }
+ID = {"X-Request-Id": {"required": True, "schema": TEXT, "description": "The request's own, or one made for it."}}
 CODED = {
     "Content-Encoding": {
         "schema": one_of("gzip", "deflate"),
@@ -31,6 +33,16 @@ PARAMETERS: list[Schema] = [
             "the bytes of the model's only input, and all outputs come back raw. Without it all of the body is JSON."
         ),
     },
+    {"name": "X-Request-Id", "in": "header", "schema": TEXT, "description": "Comes back, and stands in the log."},
+    *(
+        {
+            "name": name,
+            "in": "header",
+            "schema": COUNT,
+            "description": "Milliseconds until it must have started, if less than the server's; 0: none.",
+        }
+        for name in TIMEOUT_HEADERS
+    ),
     {
         "name": "Content-Encoding",
         "in": "header",
@@ -51,7 +63,7 @@ def inference(parameters: list[Schema]) -> Schema:
     """Return the operation."""
     answer = {
         "description": "The outputs asked for.",
-        "headers": {**NO_STORE, **TIMING, **CODED, **RAW_HEADER},
+        "headers": {**NO_STORE, **ID, **TIMING, **CODED, **RAW_HEADER},
         "content": _bodies("InferenceResponse"),
     }
     return {

@@ -3,25 +3,26 @@
 import hmac
 import secrets
 import socket
+import ssl
 import threading
 from http.client import HTTPConnection, HTTPException
-from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.doors import reachable
 from app.errors import WarmupError
 from app.http.infer import REHEARSED
 from app.servable import Servable
 
 HEADER = "x-warmgate-rehearsal"
-_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what a server that listens everywhere is reached by
 
 
 class Rehearsing:
     """Leads requests that carry a secret of this process to a servable that clients cannot reach yet."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, tls: ssl.SSLContext | None = None) -> None:
+        """Make it; `tls`: how the server's own socket is encrypted, seen from a client."""
+        self._app, self._tls = app, tls
         self._secret = secrets.token_hex(32).encode()
         self._servable: Servable | None = None
         self._one = threading.Lock()
@@ -44,9 +45,9 @@ class Rehearsing:
             self._servable = servable
             try:
                 client.settimeout(timeout_s)
-                client.connect(_reachable(listening.getsockname()))
+                client.connect(reachable(listening))
                 connection = HTTPConnection("localhost", timeout=timeout_s)
-                connection.sock = client
+                connection.sock = self._tls.wrap_socket(client) if self._tls else client
                 connection.request("POST", path, body, headers)
                 answer = connection.getresponse()
                 answer.read()
@@ -58,9 +59,3 @@ class Rehearsing:
             finally:
                 self._servable = None
         return answer.status
-
-
-def _reachable(address: Any) -> Any:
-    if isinstance(address, tuple) and address[0] in _LOOPBACK:
-        return (_LOOPBACK[address[0]], *address[1:])
-    return address

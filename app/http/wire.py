@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from starlette.datastructures import Headers
 
 from app.buckets import FORWARD
 from app.http import tensors
@@ -31,11 +30,6 @@ class Head:
 
     coding: str = ""
     json_bytes: str | None = None
-
-    @classmethod
-    def of(cls, headers: Headers) -> "Head":
-        """Read the headers."""
-        return cls(headers.get("content-encoding", ""), headers.get(JSON_BYTES))
 
 
 @dataclass(frozen=True, slots=True)

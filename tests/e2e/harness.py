@@ -41,13 +41,15 @@ def command(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess
 class Server:
     """One `serve` process on a free port."""
 
-    def __init__(self, directory: Path, config: JSON, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, directory: Path, config: JSON, env: Mapping[str, str] | None = None, **http_options: Any
+    ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.log = directory / "log"
         self.config = directory / "config.yaml"
-        merged = {**config, "http": {"host": "127.0.0.1", **config.get("http", {}), "port": self.port}}
+        merged = {**config, "http": {"host": "127.0.0.1", **config.get("http", {}), "port": self.port, **http_options}}
         self.config.write_text(json.dumps(merged))
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(

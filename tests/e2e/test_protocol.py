@@ -1,13 +1,9 @@
 """Probes, metrics and the inference protocol of a ready server, as clients and scrapers meet them."""
 
-import http.client
 import json
 import shutil
-import socket
 import subprocess
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -237,49 +233,3 @@ def test_requests_are_counted_and_first_requests_kept(server: Server) -> None:
     first = {b["name"]: b["first_request_s"] for b in server.status()["buckets"]}
     assert first["batch=2"] > 0
     assert first["batch=8"] is None
-
-
-def test_an_api_key_is_asked_for_by_inference_alone(tiny: JSON, tmp_path: Path) -> None:
-    key = tmp_path / "key"
-    key.write_text("secret\n")
-    with Server(tmp_path, {**tiny, "http": {"api_key_file": str(key)}}) as server:
-        server.wait()
-        for path in ("/healthz", "/metrics", "/status", "/v2/health/ready"):
-            assert server.get(path)[0] == 200
-        status, body = server.post("/v2/models/tiny/infer", request())
-        assert (status, set(json.loads(body))) == (401, {"error"})
-        for headers in ({"Authorization": "Bearer secret"}, {"X-API-Key": "secret"}):
-            assert server.post("/v2/models/tiny/infer", request(), headers)[0] == 200
-
-
-class UnixConnection(http.client.HTTPConnection):
-    """HTTP over a socket file."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost")
-        self.path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(str(self.path))
-
-
-def ask(path: Path, method: str, target: str, body: bytes | None = None) -> int:
-    connection = UnixConnection(path)
-    try:
-        connection.request(method, target, body)
-        return connection.getresponse().status
-    except OSError:
-        return 0
-    finally:
-        connection.close()
-
-
-def test_a_unix_socket_serves_too(tiny: JSON, tmp_path: Path) -> None:
-    file = tmp_path / "socket"
-    with Server(tmp_path, {**tiny, "http": {"uds": str(file)}}) as server:
-        until = time.monotonic() + 60
-        while ask(file, "GET", "/readyz") != 200:
-            assert time.monotonic() < until, server.text()
-            time.sleep(0.05)
-        assert ask(file, "POST", "/v2/models/tiny/infer", request()) == 200

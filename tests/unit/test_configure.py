@@ -66,7 +66,8 @@ compile: {engine: aot, on_miss: fail, specialize: bucket, artifacts: /cache, bui
   build_memory_bytes: 9}
 device: {kind: cpu, index: 0, threads: 3}
 serving: {max_batch_delay_ms: 0, max_queue_items: 1, max_queue_bytes: 2, timeout_s: 0.5, max_body_bytes: 3}
-http: {host: "::1", port: 0, uds: /run/x.sock, api_key_file: /run/key, drain_delay_s: 0, drain_timeout_s: 1}
+http: {host: "::1", port: 0, uds: /run/x.sock, admin_port: 0, ssl_certfile: /run/cert, ssl_keyfile: /run/private,
+  api_key_file: /run/key, receive_timeout_s: 3, drain_delay_s: 0, drain_timeout_s: 1}
 startup: {stall_timeout_s: 5, on_failure: stay, termination_log: /tmp/log}
 readiness: {late_compile: ignore, depends_on: []}
 memory: {staging_bytes: 1048576, host_limit_bytes: 5, reserve_ratio: 0}
@@ -199,7 +200,11 @@ def test_a_full_configuration_is_read_field_by_field(file: Path) -> None:
             "host": "::1",
             "port": 0,
             "uds": "/run/x.sock",
+            "admin_port": 0,
+            "ssl_certfile": "/run/cert",
+            "ssl_keyfile": "/run/private",
             "api_key_file": "/run/key",
+            "receive_timeout_s": 3.0,
             "drain_delay_s": 0.0,
             "drain_timeout_s": 1.0,
         },
@@ -267,7 +272,11 @@ DEFAULTS: dict[str, Any] = {
         "host": "0.0.0.0",  # noqa: S104
         "port": 8080,
         "uds": None,
+        "admin_port": None,
+        "ssl_certfile": None,
+        "ssl_keyfile": None,
         "api_key_file": None,
+        "receive_timeout_s": 60.0,
         "drain_delay_s": 5.0,
         "drain_timeout_s": 30.0,
     },
@@ -377,7 +386,12 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("model.waive.mising", [], "model.waive.mising is no field; did you mean missing?"),
     ("inputs.0.dtype", "INT64", "inputs.0.dtype is no field; did you mean datatype?"),
     ("dimensions.batch.sizes", [1], "dimensions.batch.sizes is no field; known: buckets, max, min"),
-    ("http.zzz", 1, "http.zzz is no field; known: api_key_file, drain_delay_s, drain_timeout_s, host, port, uds"),
+    (
+        "http.zzz",
+        1,
+        "http.zzz is no field; known: admin_port, api_key_file, drain_delay_s, drain_timeout_s, host, port, "
+        "receive_timeout_s, ssl_certfile, ssl_keyfile, uds",
+    ),
     ("model", ..., "model is not set"),
     ("model.name", ..., "model.name is not set"),
     ("dimensions.batch.max", ..., "dimensions.batch.max is not set"),
@@ -395,6 +409,15 @@ MISTAKES: list[tuple[str, Any, str]] = [
     ("warmup.calls", 2.5, "warmup.calls = 2.5: a valid integer, got a number with a fractional part"),
     ("warmup.tolerance.rtol", -1, "warmup.tolerance.rtol = -1: greater than or equal to 0"),
     ("http.port", 70000, "http.port = 70000: less than or equal to 65535"),
+    ("http.port", None, "http.port = None: without http.uds no request could reach the model"),
+    ("http.admin_port", 8080, "http.admin_port = 8080: is http.port; probes and metrics answer there as well"),
+    ("http.ssl_certfile", "/c", "http.ssl_certfile = '/c': needs http.ssl_keyfile"),
+    ("http.ssl_keyfile", "/k", "http.ssl_keyfile = '/k': needs http.ssl_certfile"),
+    (
+        "http",
+        {"port": None, "uds": "/s", "ssl_certfile": "/c", "ssl_keyfile": "/k"},
+        "http.ssl_certfile = '/c': there is no http.port, and http.uds is not encrypted",
+    ),
     ("http.drain_delay_s", -1, "http.drain_delay_s = -1: greater than or equal to 0"),
     ("serving.timeout_s", 0, "serving.timeout_s = 0: greater than 0"),
     ("memory.reserve_ratio", 1, "memory.reserve_ratio = 1: less than 1"),

@@ -1,6 +1,7 @@
 """The HTTP edge: probes as Kubernetes writes them, the protocol's errors, a gate that is closed until ready."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import structlog.testing
 from fastapi import Depends, FastAPI, Request
 from starlette.types import ASGIApp
 
@@ -17,8 +19,10 @@ from app.errors import SettingsError
 from app.graph import Lane
 from app.http import oip, probes
 from app.http.answers import as_error, retry_after
-from app.http.edge import Edge, install_errors, key_check
+from app.http.api_keys import LOOK_S, key_check, open_to_all
+from app.http.edge import Edge, install_errors
 from app.http.gate import Gate
+from app.http.incoming import read_body
 from app.http.infer import Inferences, Observer
 from app.http.statistics import Statistics
 from app.paths import ModelPath
@@ -301,8 +305,8 @@ def test_the_wait_is_a_whole_number_of_seconds() -> None:
     assert retry_after(2.5) == {"Retry-After": "2"}
 
 
-def keyed(key_file: Path | None) -> FastAPI:
-    app, check = app_with(), key_check(key_file)
+def keyed(key_file: Path | None, now: Callable[[], float] = lambda: 0.0) -> FastAPI:
+    app, check = app_with(), key_check(key_file, now)
 
     def authorize(request: Request) -> None:
         check(request.headers)
@@ -319,7 +323,12 @@ def keyed(key_file: Path | None) -> FastAPI:
     [
         ({"Authorization": "Bearer s3cret"}, 200),
         ({"X-API-Key": "s3cret"}, 200),
+        ({"Authorization": "bearer  s3cret"}, 200),
+        ({"Authorization": "BEARER n3xt"}, 200),
+        ({"X-API-Key": b"\xff\xfe"}, 200),
         ({}, 401),
+        ({"Authorization": "Bearer"}, 401),
+        ({"Authorization": "s3cret"}, 401),
         ({"Authorization": "Bearer s3cre"}, 401),
         ({"Authorization": "Bearer s3cret2"}, 401),
         ({"Authorization": "Basic s3cret"}, 401),
@@ -329,7 +338,7 @@ def keyed(key_file: Path | None) -> FastAPI:
     ],
 )
 def test_a_key_is_wanted_as_bearer_or_as_header(tmp_path: Path, headers: dict[str, Any], status: int) -> None:
-    (tmp_path / "key").write_text("  s3cret\n")
+    (tmp_path / "key").write_bytes(b"  s3cret\n\nn3xt \r\n\xff\xfe")
 
     found = ask(keyed(tmp_path / "key"), "/v2", headers=headers)
 
@@ -341,6 +350,29 @@ def test_a_key_is_wanted_as_bearer_or_as_header(tmp_path: Path, headers: dict[st
 
 def test_without_a_key_file_everybody_may_ask() -> None:
     assert ask(keyed(None), "/v2").status_code == 200
+
+
+def test_keys_that_change_are_read_again_a_second_later_and_what_cannot_be_read_changes_nothing(
+    tmp_path: Path,
+) -> None:
+    file, now = tmp_path / "key", [0.0]
+    file.write_text("first")
+    app = keyed(file, lambda: now[0])
+
+    def accepted(*keys: str) -> list[str]:
+        return [key for key in keys if ask(app, "/v2", headers={"X-API-Key": key}).status_code == 200]
+
+    file.write_text("second\nthird")
+    assert accepted("first", "second", "third") == ["first"], "looked at before its time"
+    now[0] += LOOK_S
+    assert accepted("first", "second", "third") == ["second", "third"]
+    for change in (lambda: file.write_text("\n"), file.unlink):
+        change()
+        now[0] += LOOK_S
+        assert accepted("first", "second", "third") == ["second", "third"]
+    file.write_text("first")
+    now[0] += LOOK_S
+    assert accepted("first", "second", "third") == ["first"]
 
 
 @pytest.mark.parametrize(
@@ -355,7 +387,7 @@ def test_a_key_file_without_a_key_is_refused_at_once(tmp_path: Path, make: Calla
     make(tmp_path / "key")
 
     with pytest.raises(SettingsError) as caught:
-        key_check(tmp_path / "key")
+        key_check(tmp_path / "key", lambda: 0.0)
 
     assert str(caught.value) == f"http.api_key_file = {tmp_path / 'key'} {why}"
 
@@ -371,8 +403,10 @@ class Doubling:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
+        self.asked: list[Question] = []
 
     async def answer(self, question: Question) -> Answer:
+        self.asked.append(question)
         if self.error:
             raise self.error
         return Answer({"y": (question.arrays["x"] * 2).astype(np.float32)}, 1, Route(Kind.EXACT, None, ()), 0.0, 0.0)
@@ -409,8 +443,9 @@ def protocol(
         "2",
         (ModelPath(FORWARD, INPUTS, OUTPUTS, (), ()),),
         opened,
-        key_check(None),
+        open_to_all,
         limit,
+        5.0,
         observer,
         iter(range(1000)).__next__,
     )
@@ -596,3 +631,88 @@ def test_a_request_for_the_index_that_is_none_is_refused(body: bytes) -> None:
 
 def test_a_request_for_the_index_has_its_own_limit() -> None:
     assert index(b" " * (oip.INDEX_BYTES + 1))[0] == 413
+
+
+def infer(app: FastAPI, headers: dict[str, str] | None = None, body: Any = BODY) -> httpx.Response:
+    return ask(app, "/v2/models/tiny/infer", "POST", json=body, headers=headers)
+
+
+@pytest.mark.parametrize("status", [200, 400, 404, 503])
+def test_an_answer_and_a_refusal_bear_the_id_that_the_request_came_with(status: int) -> None:
+    app = protocol(gate(Doubling()) if status != 503 else gate())
+    path = "/v2/models/other/infer" if status == 404 else "/v2/models/tiny/infer"
+
+    found = ask(app, path, "POST", json={} if status == 400 else BODY, headers={"X-Request-Id": "trace-7!"})
+
+    assert (found.status_code, found.headers["x-request-id"]) == (status, "trace-7!")
+
+
+@pytest.mark.parametrize("given", ["", "two words", "tab\t", "x" * 129, "ÿ"])
+def test_an_id_that_would_not_stay_one_word_of_a_line_is_replaced(given: str) -> None:
+    app = protocol(gate(Doubling()))
+
+    ids = [infer(app, {"X-Request-Id": given.encode("latin-1")}).headers["x-request-id"] for _ in range(2)]  # type: ignore[dict-item]
+
+    assert len({*ids, given}) == 3
+    assert all(re.fullmatch(r"[0-9a-f]+-[0-9a-f]+", one) for one in ids)
+
+
+@pytest.mark.parametrize(
+    ("headers", "parameter", "seconds"),
+    [
+        ({}, None, None),
+        ({"X-Request-Timeout-Ms": "250"}, None, 0.25),
+        ({"X-Envoy-Expected-Rq-Timeout-Ms": "1500"}, None, 1.5),
+        ({"X-Request-Timeout-Ms": "250", "X-Envoy-Expected-Rq-Timeout-Ms": "100"}, None, 0.1),
+        ({"X-Request-Timeout-Ms": "250"}, 50_000, 0.05),
+        ({"X-Request-Timeout-Ms": "250"}, 500_000, 0.25),
+        ({"X-Request-Timeout-Ms": "0"}, None, None),
+        ({"X-Request-Timeout-Ms": "9" * 400}, None, 999999999999.999),
+    ],
+)
+def test_the_shortest_time_that_anybody_gives_a_request_counts(
+    headers: dict[str, str], parameter: int | None, seconds: float | None
+) -> None:
+    model = Doubling()
+    body = BODY if parameter is None else {**BODY, "parameters": {"timeout": parameter}}
+
+    assert infer(protocol(gate(model)), headers, body).status_code == 200
+    assert [question.timeout_s for question in model.asked] == [seconds]
+
+
+@pytest.mark.parametrize("value", ["-1", "1.5", "1s", "²"])
+def test_a_time_in_a_header_that_is_none_is_refused(value: str) -> None:
+    found = infer(protocol(gate(Doubling())), {"X-Request-Timeout-Ms": value.encode("latin-1")})  # type: ignore[dict-item]
+
+    assert found.status_code == 400
+    assert found.json()["error"].startswith("the header X-Request-Timeout-Ms must be whole milliseconds, got ")
+
+
+def test_a_body_that_does_not_arrive_is_refused_by_name() -> None:
+    async def never() -> Any:
+        await asyncio.sleep(60)
+
+    with pytest.raises(Rejected) as caught:
+        asyncio.run(read_body(never, "", 100, 0.01))
+
+    assert (caught.value.status, str(caught.value)) == (
+        400,
+        "the body has not arrived within http.receive_timeout_s = 0.01",
+    )
+
+
+def test_what_an_application_lets_out_is_answered_and_logged_by_kind_alone() -> None:
+    app = app_with()
+
+    @app.get("/broken")
+    async def broken() -> None:
+        raise ValueError("what was asked")
+
+    with structlog.testing.capture_logs() as logged:
+        found = ask(app, "/broken")
+
+    (row,) = logged
+    assert (found.status_code, found.json()["error"].partition(";")[0]) == (500, "the inference failed: ValueError")
+    assert (row["event"], row["error"]) == ("a request failed", "ValueError")
+    assert row["frames"][-1].endswith(" broken")
+    assert "what was asked" not in f"{row}{found.text}"

@@ -158,13 +158,17 @@ RANKS: tuple[tuple[str, ...], ...] = (
     (
         "app.commands",
         "app.console",
+        "app.doors",
         "app.http",
         "app.http.answers",
         "app.http.edge",
         "app.http.gate",
         "app.http.infer",
         "app.http.oip",
+        "app.http.api_keys",
         "app.http.compression",
+        "app.http.connections",
+        "app.http.incoming",
         "app.http.model_config",
         "app.http.statistics",
         "app.http.tensors",
@@ -187,12 +191,16 @@ RANKS: tuple[tuple[str, ...], ...] = (
     ),
     ("app.process_clock", "app.swap"),
     ("app.sidecar",),
-    ("app.endings", "app.server"),
+    ("app.draining", "app.endings", "app.server"),
     ("app.__main__",),
 )
 RANK = {module: number for number, modules in enumerate(RANKS) for module in modules}
 
-MAY_NAME_WEB_FRAMEWORK = {"app.server", *(module for module in RANK if module.partition(".")[2].startswith("http"))}
+MAY_NAME_WEB_FRAMEWORK = {
+    "app.draining",
+    "app.server",
+    *(module for module in RANK if module.partition(".")[2].startswith("http")),
+}
 WEB_FRAMEWORK = {"fastapi", "starlette", "uvicorn"}
 
 # Modules that are only imported once importing torch has been a stage, or in the child.
