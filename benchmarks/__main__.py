@@ -1,7 +1,8 @@
 """`make bench`: tables of measured figures, their bounds, and the ratio of both (1.00 or less holds).
 
 `python -m benchmarks PART…` runs some parts alone: weights, artifacts, start, promise, plan, recovery, serving; or one
-of serving's: serving-tiny, serving-batches, serving-mixed, serving-binary, serving-overload, serving-soak.
+of serving's: serving-tiny, serving-batches, serving-mixed, serving-binary, serving-overload, serving-rolling,
+serving-soak.
 """
 
 import statistics
@@ -21,6 +22,7 @@ from benchmarks.planning import measure_plan
 from benchmarks.process import Sidecar, figure, inference, probing, resident_bytes_of, seconds_of
 from benchmarks.promise import measure_promise
 from benchmarks.recovery import measure_recovery
+from benchmarks.rolling import measure_rolling
 from benchmarks.serving import measure_batches, measure_binary, measure_tiny
 from benchmarks.soak import measure_soak
 from benchmarks.table import MIB, Row, run
@@ -157,6 +159,7 @@ PARTS: dict[str, tuple[str, Callable[[Path], Iterator[Row]]]] = {
     "serving-mixed": ("Mixed lengths on all-MiniLM-L6-v2", measure_mixed),
     "serving-binary": ("Tensors raw and as JSON", measure_binary),
     "serving-overload": ("More requests to all-MiniLM-L6-v2 than it can serve", measure_overload),
+    "serving-rolling": ("Rolling restarts of three processes under load", measure_rolling),
     "serving-soak": ("A long mixed load on all-MiniLM-L6-v2", measure_soak),
 }
 

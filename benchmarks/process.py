@@ -163,13 +163,13 @@ class Sidecar:
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(number)
         self.process.wait()
+        self.log.close()
 
     def __enter__(self) -> "Sidecar":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.end(signal.SIGTERM)
-        self.log.close()
 
 
 def ready_times(fleet: Sequence[Sidecar], every_s: float) -> list[float]:
