@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ import pytest
 from app.buckets import FORWARD
 from app.codecs import as_array, chosen, declared
 from app.errors import SettingsError
-from app.lanes import Crew
 from app.paths import ModelPath
 from app.servable import Question, Rejected, TensorSpec
 from app.serving.coding import Coding
@@ -46,7 +46,8 @@ def coding(codec: Codec, threads: int = 1, **limits: Any) -> Coding:
     inner, _ = executor(Doubling(), **limits)
     loaded = declared(codec, "test:Codec", PATH)
     assert loaded.raw
-    return Coding(inner, loaded, loaded.raw, Crew(threads, "codec"), Serving(**limits), time.monotonic)
+    pool = ThreadPoolExecutor(threads, "codec")
+    return Coding(inner, loaded, loaded.raw, pool, Serving(**limits), time.monotonic)
 
 
 def texts(*given: str) -> Any:
