@@ -356,7 +356,7 @@ COUNTING = (
     ("model", "engine", "message"),
     [
         ("counting", "eager", COUNTING),
-        pytest.param("counting", "auto", COUNTING, marks=pytest.mark.slow),
+        ("counting", "auto", COUNTING),
         ("infinite", "eager", "bucket batch=2 is not proven: output y has values that are not finite"),
     ],
 )

@@ -442,7 +442,6 @@ def protocol(
         "tiny",
         "2",
         (ModelPath(FORWARD, INPUTS, OUTPUTS, (), ()),),
-        lambda: None,
         opened,
         open_to_all,
         limit,

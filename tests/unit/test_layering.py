@@ -39,7 +39,6 @@ RANKS: tuple[tuple[str, ...], ...] = (
     (
         "app.budget",
         "app.causes",
-        "app.codecs",
         "app.comparison",
         "app.critical",
         "app.footprint",
@@ -127,7 +126,6 @@ RANKS: tuple[tuple[str, ...], ...] = (
     (
         "app.serving",
         "app.serving.batching",
-        "app.serving.coding",
         "app.serving.company",
         "app.serving.executor",
         "app.serving.forward",
@@ -150,11 +148,9 @@ RANKS: tuple[tuple[str, ...], ...] = (
         "app.stages.find_artifact",
         "app.stages.import_runtime",
         "app.stages.install_weights",
-        "app.stages.load_codec",
         "app.stages.open_checkpoint",
         "app.stages.preflight",
         "app.stages.prove_answers",
-        "app.stages.prove_codec",
         "app.stages.read_weights",
         "app.stages.rehearse_requests",
         "app.stages.warm_buckets",
