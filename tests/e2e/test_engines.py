@@ -269,6 +269,7 @@ def by_bucket(tmp_path_factory: pytest.TempPathFactory) -> JSON:
     return configuration("tiny", directory / "model.safetensors", directory / "store", compile={"specialize": "bucket"})
 
 
+@pytest.mark.slow
 def test_shapes_between_static_buckets_are_padded_and_sliced_back(start: Start, by_bucket: JSON) -> None:
     torch.manual_seed(4)
     module = models.Tiny()
@@ -285,6 +286,7 @@ def test_shapes_between_static_buckets_are_padded_and_sliced_back(start: Start, 
     assert (status, body["error"]) == (400, "shape batch=9 is not covered; nearest covered: batch=8 or batch=2")
 
 
+@pytest.mark.slow
 def test_shapes_between_static_buckets_are_refused_when_the_policy_is_reject(start: Start, by_bucket: JSON) -> None:
     server = start({**by_bucket, "uncovered": "reject"})
     server.wait()
@@ -300,6 +302,7 @@ def test_shapes_between_static_buckets_are_refused_when_the_policy_is_reject(sta
     assert 'warmgate_rejected_total{reason="uncovered"} 1.0' in metrics
 
 
+@pytest.mark.slow
 def test_the_module_serves_until_its_code_is_built_and_no_request_is_lost(start: Start, tmp_path: Path) -> None:
     torch.manual_seed(5)
     module = models.Tiny()

@@ -256,6 +256,7 @@ def test_a_damaged_artifact_is_rejected_set_aside_and_rebuilt(start: Start, tiny
     assert server.status()["artifacts"]["outcome"] == "restored"
 
 
+@pytest.mark.slow
 def test_a_damaged_record_of_answers_is_not_believed_against_the_module(
     start: Start, tiny_config: JSON, tmp_path: Path
 ) -> None:

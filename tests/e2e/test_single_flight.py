@@ -60,6 +60,7 @@ def wait_for_waiting(server: Server) -> str:
     raise AssertionError(server.text()[-3000:])
 
 
+@pytest.mark.slow
 def test_of_three_servers_on_an_empty_store_one_builds_and_the_others_restore_what_it_built(
     start: Start, tiny_config: JSON, tmp_path: Path
 ) -> None:
