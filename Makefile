@@ -7,10 +7,11 @@ CONFIG ?= examples/minilm.yaml
 BIN := .venv/bin
 TIMM := .cache/timm
 KSERVE := .cache/kserve
+SENTENCES := .cache/sentences
 FUZZ_SECONDS ?= 300
 API_EXAMPLES ?= 500
 
-.PHONY: run test test-all zoo-timm clients fuzz fuzz-api openapi bench families lint clean
+.PHONY: run test test-all zoo-timm clients sentences fuzz fuzz-api openapi bench families lint clean
 
 run: .venv/ready
 	$(BIN)/python -m app serve --config $(CONFIG) --set http.port=$(PORT) --log-format text
@@ -18,7 +19,7 @@ run: .venv/ready
 test: .venv/ready lint
 	$(BIN)/python -m pytest -m "not slow"
 
-test-all: .venv/ready $(KSERVE)/ready lint
+test-all: .venv/ready $(KSERVE)/ready $(SENTENCES)/ready lint
 	$(BIN)/python -m pytest
 
 # Models of timm, in an environment of its own: transformers must not find torchvision beside it.
@@ -28,6 +29,10 @@ zoo-timm: $(TIMM)/ready
 # KServe's client, in an environment of its own: it brings Kubernetes, gRPC and pandas, and other versions of what we use.
 clients: .venv/ready $(KSERVE)/ready
 	$(BIN)/python -m pytest tests/e2e/test_kserve.py
+
+# The vectors of the example's sentences as sentence-transformers gives them, in an environment of its own.
+sentences: .venv/ready $(SENTENCES)/ready
+	$(SENTENCES)/bin/python examples/minilm_reference.py .venv/model examples/minilm_sentences.safetensors
 
 # Damaged checkpoints for as long as one likes: `make fuzz FUZZ_SECONDS=3600`; each run has files of its own.
 fuzz: .venv/ready
@@ -73,6 +78,12 @@ $(TIMM)/ready: constraints.txt pyproject.toml
 $(KSERVE)/ready: constraints-kserve.txt
 	$(PYTHON) -m venv $(KSERVE)
 	$(KSERVE)/bin/pip install --quiet --constraint constraints-kserve.txt kserve
+	touch $@
+
+$(SENTENCES)/ready: constraints-sentences.txt
+	$(PYTHON) -m venv $(SENTENCES)
+	$(SENTENCES)/bin/pip install --quiet --constraint constraints-sentences.txt torch
+	$(SENTENCES)/bin/pip install --quiet --constraint constraints-sentences.txt sentence-transformers
 	touch $@
 
 clean:

@@ -16,7 +16,6 @@ from app.settings import PathSettings, Range, Settings
 
 # Names of the contract whose behaviour is not in this version: refused rather than silently ignored.
 NOT_YET: Mapping[str, tuple[Any, ...]] = {
-    "model.codec": (None,),
     "device.kind": ("auto", "cpu"),
     "device.index": (0,),
     "readiness.depends_on": ([],),
@@ -158,6 +157,8 @@ def _argument_problems(settings: Settings) -> Iterator[str]:
         same = json.loads(json.dumps(kwargs)) == kwargs
     except (TypeError, ValueError):
         same = False
+    if settings.model.codec_kwargs and settings.model.codec is None:
+        yield f"model.codec_kwargs = {settings.model.codec_kwargs!r}: needs model.codec"
     if not same:
         yield f"model.kwargs = {kwargs!r}: only what JSON can carry (names, numbers, texts, lists, mappings by text)"
 

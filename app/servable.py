@@ -83,6 +83,7 @@ class Answer:
     route: Route
     queue_s: float
     compute_s: float
+    codec_s: float = 0.0
 
 
 class Rejected(Exception):  # noqa: N818 - an answer to the client, not a fault of the server

@@ -109,6 +109,7 @@ def inferences_of(sidecar: Sidecar) -> Inferences:
         settings.model.name,
         settings.model.version,
         settings.model_paths,
+        sidecar.raw_form,
         sidecar.gate(),
         key_check(settings.http.api_key_file, sidecar.clock),
         settings.serving.max_body_bytes,

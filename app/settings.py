@@ -58,7 +58,8 @@ class Model(Section):
     trust_pickle: bool = False
     wait_s: Seconds = 0
     waive: Waive = Waive()
-    codec: str | None = None
+    codec: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] | None = None
+    codec_kwargs: dict[str, Any] = {}
 
     @property
     def cast(self) -> str | None:
@@ -175,6 +176,7 @@ class Serving(Section):
     max_queue_bytes: Positive = 268435456
     timeout_s: Annotated[float, Field(gt=0)] = 30
     max_body_bytes: Positive = 67108864
+    codec_threads: Positive = 2
 
 
 Port = Annotated[int, Field(ge=0, le=65535)]

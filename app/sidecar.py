@@ -6,6 +6,7 @@ import gc
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from app import metrics, status
 from app.artifacts import Compiled, Uncompiled
+from app.codecs import NO_CODEC, LoadedCodec, chosen
 from app.console import Console
 from app.devices import AcquiredDevice
 from app.errors import WarmgateError, WarmupError
@@ -28,6 +30,7 @@ from app.progress import Stopped
 from app.readiness import Check, Drain, Readiness
 from app.sentinel import LateCompiles
 from app.servable import Array
+from app.serving.coding import Coding
 from app.serving.executor import Executor
 from app.serving.requests import RequestMetrics
 from app.settings import Settings
@@ -54,8 +57,8 @@ class Sidecar:
     console: Console
     fatal: Callable[["Sidecar", WarmgateError], None]
     after_ready: Callable[["Sidecar", ProvenModel], None]
-    servable: Executor | None = None
-    send: Callable[[Executor, bytes], int] | None = None
+    servable: Executor | Coding | None = None
+    send: Callable[[Executor | Coding, bytes], int] | None = None
     start_report: dict[str, Any] | None = None
     lag_s: float = 0.0
     closed: bool = False
@@ -65,6 +68,7 @@ class Sidecar:
     def __post_init__(self) -> None:
         """Make the parts; nothing runs yet but the device thread, which waits."""
         self._finished = threading.Event()
+        self._codec_pool = ThreadPoolExecutor(self.settings.serving.codec_threads, "codec")
         self.device_lane = DeviceLane(self.clock)
         self.swap = Swap(self.settings, self.device_lane)
         lanes = {Lane.DISK: run_on_thread, Lane.PROCESS: run_on_thread, Lane.DEVICE: self.device_lane.run}
@@ -178,7 +182,7 @@ class Sidecar:
         self.late.arm()
         self.files = FileWatch(self.startup.values[ResidentWeights].mapped_files)
         self.files.start()
-        self.servable = self._executor(proven, self.requests)
+        self.servable = self._servable(proven, self.requests)
         self.start_report = self.report()
         with contextlib.suppress(OSError):
             self.console.ended(self.startup.finished_s)
@@ -209,8 +213,15 @@ class Sidecar:
             self.servable.use(found.proven.forward)
         self.late.arm()
 
-    def _executor(self, proven: ProvenModel, metrics: RequestMetrics) -> Executor:
-        return Executor(proven.forward, self.device_lane, self.settings.serving, metrics, self.clock, self.late.note)
+    def _servable(self, proven: ProvenModel, metrics: RequestMetrics) -> Executor | Coding:
+        limits, codec = self.settings.serving, self.startup.values[LoadedCodec]
+        inner = Executor(proven.forward, self.device_lane, limits, metrics, self.clock, self.late.note)
+        return inner if codec.raw is None else Coding(inner, codec, codec.raw, self._codec_pool, limits, self.clock)
+
+    def raw_form(self) -> ModelPath | None:
+        """Return the form of requests for the codec, once it is loaded and where there is one."""
+        loaded: LoadedCodec = self.startup.values.get(LoadedCodec, NO_CODEC)
+        return loaded.raw
 
     def _rehearsal(self) -> Rehearsal:
         """Return a way to send requests to the server before clients can reach its model; they are not counted."""
@@ -219,11 +230,12 @@ class Sidecar:
         def send(proven: ProvenModel, path: ModelPath, arrays: Mapping[str, Array]) -> int:
             if self.send is None:
                 raise WarmupError("there is no application to rehearse with")
-            body = request_body(path, arrays)
+            raw = self.raw_form()
+            body = request_body(chosen(path, raw, arrays), arrays)
             if len(body) > self.settings.serving.max_body_bytes:
                 return 413  # the server would close the connection while the body is still being sent
             try:
-                return self.send(self._executor(proven, uncounted), body)
+                return self.send(self._servable(proven, uncounted), body)
             except WarmupError:
                 if self.drain.begun:  # the sockets are closed because the process leaves
                     raise Stopped from None

@@ -64,6 +64,7 @@ class Inferences:
     name: str
     version: str
     paths: tuple[ModelPath, ...]
+    raw: Callable[[], ModelPath | None]
     gate: Gate
     authorize: Callable[[Headers], None]
     max_body_bytes: int
@@ -149,7 +150,9 @@ async def _run(inferences: Inferences, incoming: Incoming, asked: Asked | None) 
     started = inferences.clock()
     # How much a compressed body holds is not known before it is inflated.
     size = inferences.max_body_bytes if head.coding else len(body)
-    ask = await _off_loop(size, lambda: decode(head, body, inferences.paths, inferences.max_body_bytes))
+    ask = await _off_loop(
+        size, lambda: decode(head, body, inferences.paths, inferences.max_body_bytes, inferences.raw())
+    )
     decode_s = inferences.clock() - started
     try:
         timeout_s = incoming.timeout_s(ask.timeout_s)
@@ -162,7 +165,9 @@ async def _run(inferences: Inferences, incoming: Incoming, asked: Asked | None) 
     coding = coding_asked(incoming.header("Accept-Encoding"))
     response = await _response(found, answer, coding)
     encode_s = inferences.clock() - started
-    return _Answered(response, None, Spent(decode_s, encode_s, answer.queue_s, answer.compute_s, answer.items))
+    return _Answered(
+        response, None, Spent(decode_s + answer.codec_s, encode_s, answer.queue_s, answer.compute_s, answer.items)
+    )
 
 
 async def _response(found: Encoded, answer: Answer, coding: str | None) -> Response:

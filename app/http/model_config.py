@@ -13,12 +13,13 @@ PLATFORM = "pytorch_safetensors"
 Row = dict[str, Any]
 
 
-def metadata(name: str, version: str, paths: Sequence[ModelPath]) -> Row:
-    """Return names, datatypes and shapes of inputs and outputs; more than one path is told beside the first."""
+def metadata(name: str, version: str, paths: Sequence[ModelPath], raw: ModelPath | None = None) -> Row:
+    """Return inputs and outputs of the first path; further paths and what a codec takes stand beside it."""
     first, *_ = paths
     several = {path.name: _tensors(path) for path in paths} if len(paths) > 1 else {}
     described = {"name": name, "versions": [version], "platform": PLATFORM, **_tensors(first)}
-    return {**described, **({"paths": several} if several else {})}
+    coded = {} if raw is None else {"codec": _tensors(raw)}
+    return {**described, **({"paths": several} if several else {}), **coded}
 
 
 def configuration(name: str, paths: Sequence[ModelPath], delay_ms: float) -> Row:

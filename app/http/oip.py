@@ -85,7 +85,7 @@ def routes(model_state: ModelState) -> APIRouter:
             return told()
 
     name, version, paths = inferences.name, inferences.version, inferences.paths
-    model_routes("", lambda: as_json(metadata(name, version, paths)))
+    model_routes("", lambda: as_json(metadata(name, version, paths, inferences.raw())))
     model_routes("/ready", lambda: _ready(model_state.not_ready, {"name": name, "ready": True}))
     model_routes("/config", lambda: as_json(configuration(name, paths, model_state.batch_delay_ms)))
     model_routes("/stats", lambda: as_json(model_state.statistics.document(name, version)))

@@ -78,8 +78,9 @@ PROTOCOL: dict[str, Schema] = {
             "inputs": array(ref("TensorMetadata")),
             "outputs": array(ref("TensorMetadata")),
         },
-        {"paths": {"type": "object", "additionalProperties": ref("PathMetadata")}},
-        "`paths` stands here where more than one of the model's methods is served; the first is asked by default.",
+        {"paths": {"type": "object", "additionalProperties": ref("PathMetadata")}, "codec": ref("PathMetadata")},
+        "`paths` stands here where more than one of the model's methods is served; the first is asked by default. "
+        "`codec`: raw inputs that may be given instead of tensors, and what comes back then.",
     ),
     "Live": record({"live": {"const": True}}),
     "Ready": record({"ready": {"const": True}, "live": {"const": True}}),

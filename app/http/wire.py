@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from app.buckets import FORWARD
+from app.codecs import chosen
 from app.http import tensors
 from app.http.compression import inflate
 from app.paths import ModelPath
@@ -62,17 +63,18 @@ class Encoded:
     json_bytes: int | None = None
 
 
-def decode(head: Head, body: bytes, paths: Sequence[ModelPath], limit: int) -> Ask:
+def decode(head: Head, body: bytes, paths: Sequence[ModelPath], limit: int, raw: ModelPath | None = None) -> Ask:
     """Parse a request body of at most `limit` bytes when inflated; raises Rejected naming what is wrong.
 
-    The request's parameter `path` says which of the model's methods is asked; without it the first is.
+    The request's parameter `path` says which of the model's methods is asked; without it the first is. `raw`: the form
+    of requests for a codec, which their inputs' names tell.
     """
     body = inflate(body, head.coding, limit) if head.coding else body
     size = len(body)
     if head.json_bytes is not None:
         size = _json_bytes(head.json_bytes, len(body))
         if size == 0:
-            return _bare(body, paths[0])
+            return _bare(body, paths[0] if raw is None else raw)
     try:
         request = orjson.loads(body[:size])
     except orjson.JSONDecodeError as error:
@@ -82,6 +84,7 @@ def decode(head: Head, body: bytes, paths: Sequence[ModelPath], limit: int) -> A
     parameters = _parameters("the request", request)
     path = _path(parameters, paths)
     arrays = _arrays(request["inputs"], memoryview(body)[size:])
+    path = chosen(path, raw, arrays)
     identifier = request.get("id")
     if identifier is not None and not isinstance(identifier, str):
         raise Rejected(400, '"id" must be a string')

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from app.buckets import Kind, Route
 from app.errors import DeviceLostError
 from app.lanes import DeviceLane
+from app.paths import ModelPath
 from app.servable import Answer, Question, Rejected
 from app.serving.batching import Batching, volume
 from app.serving.forward import Forward, measure
@@ -58,6 +59,10 @@ class Executor:
         finally:
             self._admitted -= 1
             self._admitted_bytes -= one.bytes
+
+    def path(self, name: str) -> ModelPath:
+        """Return one of the model's paths as it is served now."""
+        return self._forward.paths[name]
 
     def use(self, forward: Forward) -> None:
         """Run the requests that arrive from now on by another forward; those that wait keep theirs."""

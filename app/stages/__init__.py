@@ -7,7 +7,7 @@ import-runtime ──> acquire-device ──> find-artifact ──> build-artifa
                                                                                      │  │
                   install-weights <─────────────────────────────────────────────────┼──┘
                   install-weights ──> bind-engine ──> warm-buckets ──> prove-answers <┘
-                      prove-answers ──> rehearse-requests ──> ready
+                      prove-answers + load-codec ──> prove-codec ──> rehearse-requests ──> ready
 """
 
 from app.graph import Graph
@@ -20,9 +20,11 @@ from app.stages.compute_reference import compute_reference
 from app.stages.find_artifact import find_artifact
 from app.stages.import_runtime import import_runtime
 from app.stages.install_weights import install_weights
+from app.stages.load_codec import load_codec
 from app.stages.open_checkpoint import open_checkpoint
 from app.stages.preflight import preflight
 from app.stages.prove_answers import prove_answers
+from app.stages.prove_codec import prove_codec
 from app.stages.read_weights import read_weights
 from app.stages.rehearse_requests import Rehearsal, rehearse_requests
 from app.stages.warm_buckets import warm_buckets
@@ -42,6 +44,8 @@ STARTUP = Graph(
         bind_engine,
         warm_buckets,
         prove_answers,
+        load_codec,
+        prove_codec,
         rehearse_requests,
     ],
     given=[Settings, Rehearsal],

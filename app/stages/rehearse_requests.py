@@ -10,6 +10,7 @@ from app.progress import Progress
 from app.servable import Array
 from app.serving.forward import Forward
 from app.stages.prove_answers import ProvenModel
+from app.stages.prove_codec import ProvenCodec
 from app.stages.warm_buckets import WarmEngine
 
 TIMES = 2
@@ -31,23 +32,22 @@ class ReadyModel:
 
 @stage(Lane.DISK)
 def rehearse_requests(
-    proven: ProvenModel, warm: WarmEngine, rehearsal: Rehearsal, progress: Progress
+    proven: ProvenModel, warm: WarmEngine, codec: ProvenCodec, rehearsal: Rehearsal, progress: Progress
 ) -> ReadyModel | Skipped[ReadyModel]:
     """Give the model that may be served; raises WarmupError when the application does not answer with it.
 
     The engine is warm already; here the socket, the routing, the decoding and the encoding run for the first time.
     """
     smallest = min(proven.forward.buckets, key=lambda bucket: bucket.volume)
-    progress.expect(TIMES, "requests")
-    for _ in range(TIMES):
-        status = rehearsal.send(proven, proven.forward.paths[smallest.path], warm.inputs[smallest.name])
+    requests = [(f"bucket {smallest.name}", smallest.path, warm.inputs[smallest.name])]
+    if codec.sample is not None:
+        requests.append(("the codec's first sample", next(iter(proven.forward.paths)), codec.sample))
+    progress.expect(TIMES * len(requests), "requests")
+    for what, path, arrays in requests * TIMES:
+        status = rehearsal.send(proven, proven.forward.paths[path], arrays)
         if status == 413:
-            return Skipped(
-                ReadyModel(proven.forward), "the smallest bucket is larger than serving.max_body_bytes as JSON"
-            )
+            return Skipped(ReadyModel(proven.forward), f"{what} is larger than serving.max_body_bytes as JSON")
         if status != 200:
-            raise WarmupError(
-                f"a request for bucket {smallest.name} was answered with {status}; the log has the reason"
-            )
+            raise WarmupError(f"a request for {what} was answered with {status}; the log has the reason")
         progress.advance()
     return ReadyModel(proven.forward)

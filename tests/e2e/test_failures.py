@@ -357,7 +357,7 @@ COUNTING = (
     ("model", "engine", "message"),
     [
         ("counting", "eager", COUNTING),
-        ("counting", "auto", COUNTING),
+        pytest.param("counting", "auto", COUNTING, marks=pytest.mark.slow),
         ("infinite", "eager", "bucket batch=2 is not proven: output y has values that are not finite"),
     ],
 )

@@ -130,6 +130,7 @@ def test_what_one_server_could_not_export_the_others_do_not_try_either(start: St
     assert sum(server.text().count("the build process failed") for server in servers) == 1
 
 
+@pytest.mark.slow
 def test_when_the_server_that_builds_is_killed_one_that_waited_builds_and_both_get_ready(
     start: Start, tiny_config: JSON, tmp_path: Path
 ) -> None:

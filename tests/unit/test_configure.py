@@ -38,7 +38,8 @@ model:
   trust_pickle: true
   wait_s: 30
   waive: {missing: ["head.*"], unexpected: ["*.position_ids"]}
-  codec: null
+  codec: a.codec:Text
+  codec_kwargs: {size: 3}
 inputs:
   - {name: ids, datatype: INT64, shape: [batch, sequence], pad: 0, low: 0, high: 100}
   - {name: mask, datatype: BOOL, shape: [batch, sequence], pad: false}
@@ -65,7 +66,8 @@ uncovered: reject
 compile: {engine: aot, on_miss: fail, specialize: bucket, artifacts: /cache, build_timeout_s: 60, wait_s: 7,
   build_memory_bytes: 9}
 device: {kind: cpu, index: 0, threads: 3}
-serving: {max_batch_delay_ms: 0, max_queue_items: 1, max_queue_bytes: 2, timeout_s: 0.5, max_body_bytes: 3}
+serving: {max_batch_delay_ms: 0, max_queue_items: 1, max_queue_bytes: 2, timeout_s: 0.5, max_body_bytes: 3,
+  codec_threads: 5}
 http: {host: "::1", port: 0, uds: /run/x.sock, admin_port: 0, ssl_certfile: /run/cert, ssl_keyfile: /run/private,
   api_key_file: /run/key, receive_timeout_s: 3, drain_delay_s: 0, drain_timeout_s: 1}
 startup: {stall_timeout_s: 5, on_failure: stay, termination_log: /tmp/log}
@@ -137,7 +139,8 @@ def test_a_full_configuration_is_read_field_by_field(file: Path) -> None:
             "trust_pickle": True,
             "wait_s": 30.0,
             "waive": {"missing": ["head.*"], "unexpected": ["*.position_ids"]},
-            "codec": None,
+            "codec": "a.codec:Text",
+            "codec_kwargs": {"size": 3},
         },
         "inputs": [
             {"name": "ids", "datatype": "INT64", "shape": ["batch", "sequence"], "pad": 0, "low": 0.0, "high": 100.0},
@@ -195,6 +198,7 @@ def test_a_full_configuration_is_read_field_by_field(file: Path) -> None:
             "max_queue_bytes": 2,
             "timeout_s": 0.5,
             "max_body_bytes": 3,
+            "codec_threads": 5,
         },
         "http": {
             "host": "::1",
@@ -267,6 +271,7 @@ DEFAULTS: dict[str, Any] = {
         "max_queue_bytes": 268435456,
         "timeout_s": 30.0,
         "max_body_bytes": 67108864,
+        "codec_threads": 2,
     },
     "http": {
         "host": "0.0.0.0",  # noqa: S104
@@ -475,7 +480,8 @@ MISTAKES: list[tuple[str, Any, str]] = [
         [{"batch": 1, "sequence": 16}] * 1025,
         "the configuration makes 1025 buckets; allowed are 1024, list those that matter",
     ),
-    ("model.codec", "a:B", "model.codec = 'a:B': this version offers null"),
+    ("model.codec", "a", "model.codec = 'a': String should match pattern '^[\\w.]+:\\w+$'"),
+    ("model.codec_kwargs", {"a": 1}, "model.codec_kwargs = {'a': 1}: needs model.codec"),
     (
         "compile.require_signature",
         True,

@@ -442,6 +442,7 @@ def protocol(
         "tiny",
         "2",
         (ModelPath(FORWARD, INPUTS, OUTPUTS, (), ()),),
+        lambda: None,
         opened,
         open_to_all,
         limit,

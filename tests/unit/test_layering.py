@@ -39,6 +39,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
     (
         "app.budget",
         "app.causes",
+        "app.codecs",
         "app.comparison",
         "app.critical",
         "app.footprint",
@@ -126,6 +127,7 @@ RANKS: tuple[tuple[str, ...], ...] = (
     (
         "app.serving",
         "app.serving.batching",
+        "app.serving.coding",
         "app.serving.company",
         "app.serving.executor",
         "app.serving.forward",
@@ -148,9 +150,11 @@ RANKS: tuple[tuple[str, ...], ...] = (
         "app.stages.find_artifact",
         "app.stages.import_runtime",
         "app.stages.install_weights",
+        "app.stages.load_codec",
         "app.stages.open_checkpoint",
         "app.stages.preflight",
         "app.stages.prove_answers",
+        "app.stages.prove_codec",
         "app.stages.read_weights",
         "app.stages.rehearse_requests",
         "app.stages.warm_buckets",

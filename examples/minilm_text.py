@@ -1,0 +1,46 @@
+"""Texts for all-MiniLM-L6-v2: the codec beside the token tensors, with the model's own tokenizer.
+
+Apart from the model's code: that imports a library of models, which takes seconds and is not needed to serve.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer
+
+# Sentences in many languages, and their vectors as the sentence-transformers library gives them.
+SENTENCES = Path(__file__).with_name("minilm_sentences.json")
+VECTORS = Path(__file__).with_name("minilm_sentences.safetensors")
+SAMPLES = 4
+
+Arrays = Mapping[str, Any]
+
+
+class Text:
+    """Takes `text`, one an embedding; longer ones are cut at `max_length` tokens, as the model was trained."""
+
+    inputs = ({"name": "text", "datatype": "BYTES", "shape": ["batch"]},)
+
+    def __init__(self, tokenizer: str, max_length: int = 256) -> None:
+        self._tokenizer = Tokenizer.from_file(tokenizer)
+        self._tokenizer.enable_truncation(max_length)
+        self._tokenizer.enable_padding()
+
+    def encode(self, inputs: Arrays) -> Arrays:
+        """Return token ids and mask [batch, sequence], padded to the longest text."""
+        found = self._tokenizer.encode_batch([text.decode() for text in inputs["text"]])
+        if not found:
+            raise ValueError("there is no text")
+        return {
+            "input_ids": np.array([one.ids for one in found], np.int64),
+            "attention_mask": np.array([one.attention_mask for one in found], np.int64),
+        }
+
+    def samples(self) -> Sequence[tuple[Arrays, Arrays]]:
+        """Return some sentences with their vectors."""
+        texts: list[str] = json.loads(SENTENCES.read_text())[:SAMPLES]
+        return [({"text": texts}, {"embedding": load_file(VECTORS)["embedding"][:SAMPLES]})]
