@@ -11,6 +11,7 @@ from app.artifacts import Artifact, Compiled, Missed, Restored, Uncompiled
 from app.artifacts.opening import open_store, why_not_kept
 from app.artifacts.prune import Rules, prune
 from app.checkpoints import Checkpoint
+from app.codecs import LoadedCodec
 from app.errors import ArtifactError
 from app.graph import Graph, Lane
 from app.lanes import DeviceLane, run_on_thread
@@ -89,8 +90,8 @@ def _built(outcome: str, artifact: Artifact, differences: tuple[str, ...]) -> di
 
 
 def check(settings: Settings, tell: Tell) -> dict[str, Any]:
-    """Validate checkpoint, model and artifact without loading weights; returns the plan, raises WarmgateError."""
-    startup = run_part(STARTUP.until(Preflight, Restored | Missed), settings, tell)
+    """Validate all but the weights themselves, which are not loaded; returns the plan, raises WarmgateError."""
+    startup = run_part(STARTUP.until(Preflight, LoadedCodec, Restored | Missed), settings, tell)
     checkpoint: Checkpoint = startup.values[Checkpoint]
     lookup: Restored | Missed = startup.values[Restored | Missed]
     table, construction = _table(settings, lookup)

@@ -60,6 +60,28 @@ def run_in_parallel(work: Sequence[Callable[[], None]], threads: int, name: str)
         future.result()
 
 
+class Crew:
+    """As many threads as asked for, that work is handed to in the order of its arrival.
+
+    Daemons, unlike those of a library's pools: user's code that hangs must not keep the process from leaving.
+    """
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        for number in range(threads):
+            threading.Thread(target=self._serve, name=f"{name}-{number}", daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            _settle(*self._jobs.get())
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Hand work to the next thread that is free and wait for it; what is cancelled before never begins."""
+        future: Future[T] = Future()
+        self._jobs.put((future, work))
+        return await asyncio.wrap_future(future)
+
+
 class DeviceLane:
     """The one thread that touches the device, from importing the runtime to the last request.
 

@@ -6,7 +6,6 @@ import gc
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +21,7 @@ from app.graph import Lane
 from app.http.gate import Gate
 from app.http.statistics import Statistics
 from app.http.wire import request_body
-from app.lanes import DeviceLane, run_on_thread
+from app.lanes import Crew, DeviceLane, run_on_thread
 from app.logs import log
 from app.paths import ModelPath
 from app.process_clock import ProcessClock
@@ -68,7 +67,7 @@ class Sidecar:
     def __post_init__(self) -> None:
         """Make the parts; nothing runs yet but the device thread, which waits."""
         self._finished = threading.Event()
-        self._codec_pool = ThreadPoolExecutor(self.settings.serving.codec_threads, "codec")
+        self._codec_crew = Crew(self.settings.serving.codec_threads if self.settings.model.codec else 0, "codec")
         self.device_lane = DeviceLane(self.clock)
         self.swap = Swap(self.settings, self.device_lane)
         lanes = {Lane.DISK: run_on_thread, Lane.PROCESS: run_on_thread, Lane.DEVICE: self.device_lane.run}
@@ -216,7 +215,7 @@ class Sidecar:
     def _servable(self, proven: ProvenModel, metrics: RequestMetrics) -> Executor | Coding:
         limits, codec = self.settings.serving, self.startup.values[LoadedCodec]
         inner = Executor(proven.forward, self.device_lane, limits, metrics, self.clock, self.late.note)
-        return inner if codec.raw is None else Coding(inner, codec, codec.raw, self._codec_pool, limits, self.clock)
+        return inner if codec.raw is None else Coding(inner, codec, codec.raw, self._codec_crew, limits, self.clock)
 
     def raw_form(self) -> ModelPath | None:
         """Return the form of requests for the codec, once it is loaded and where there is one."""

@@ -74,7 +74,7 @@ def decode(head: Head, body: bytes, paths: Sequence[ModelPath], limit: int, raw:
     if head.json_bytes is not None:
         size = _json_bytes(head.json_bytes, len(body))
         if size == 0:
-            return _bare(body, paths[0] if raw is None else raw)
+            return _bare(body, paths[0] if raw is None or len(paths[0].inputs) == 1 else raw)
     try:
         request = orjson.loads(body[:size])
     except orjson.JSONDecodeError as error:

@@ -1,20 +1,15 @@
 """Requests that give raw inputs: turned into tensors and back in threads of their own, around the servable."""
 
-import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from app.codecs import Arrays, LoadedCodec, chosen
+from app.lanes import Crew
 from app.paths import ModelPath
 from app.servable import Answer, Question, Rejected
 from app.serving.executor import Executor
 from app.serving.forward import Forward, measure
 from app.settings import Serving
 from app.startup import Clock
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -24,7 +19,7 @@ class Coding:
     inner: Executor
     loaded: LoadedCodec
     raw: ModelPath
-    pool: ThreadPoolExecutor
+    crew: Crew
     limits: Serving
     clock: Clock
     inside: int = 0
@@ -59,15 +54,12 @@ class Coding:
             in_time()  # it may have waited for a thread
             return encoded(self.loaded, question.arrays)
 
-        arrays = await self._in_thread(encode)
+        arrays = await self.crew.run(encode)
         encode_s = self.clock() - began
         answer = await self.inner.answer(replace(question, arrays=arrays, timeout_s=in_time()))
         began_again = self.clock()
-        outputs = await self._in_thread(lambda: self.loaded.decode(answer.outputs))
+        outputs = await self.crew.run(lambda: self.loaded.decode(answer.outputs))
         return replace(answer, outputs=outputs, codec_s=encode_s + self.clock() - began_again)
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self.pool, work)
 
 
 def encoded(loaded: LoadedCodec, arrays: Arrays) -> Arrays:

@@ -1,5 +1,6 @@
 """Codecs for tests: one that also turns outputs back, and such as are wrong in one way each."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -72,9 +73,11 @@ class Lacking:
 
 
 class Breaking(Numbers):
-    """Breaks on a word, with a message that holds what was asked."""
+    """Breaks on a word, with a message that holds what was asked, and never comes back from another."""
 
     def encode(self, inputs: Arrays) -> Arrays:
+        if any(b"hang" in text for text in inputs["numbers"]):
+            time.sleep(3600)
         if any(b"break" in text for text in inputs["numbers"]):
             raise RuntimeError(f"cannot take {inputs['numbers'].tolist()}")
         return super().encode(inputs)

@@ -112,6 +112,15 @@ class Telling(Tiny):
         return super().forward(x)
 
 
+class Hanging(Tiny):
+    """Never comes back from a certain value."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if bool((x == 12345).any()):
+            time.sleep(3600)
+        return super().forward(x)
+
+
 class Counting(Tiny):
     """Changes a buffer that the checkpoint holds: the next answer depends on who asked before."""
 

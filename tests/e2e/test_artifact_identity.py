@@ -22,6 +22,7 @@ def share_cached(checkpoint: Checkpoint) -> float:
     return share
 
 
+@pytest.mark.slow
 def test_build_reads_no_data_and_what_it_makes_serves_the_whole_checkpoint(start: Start, tmp_path: Path) -> None:
     torch.manual_seed(0)
     save(models.Table(ROWS), tmp_path / "whole" / "model.safetensors")

@@ -1,6 +1,7 @@
 """Raw inputs on a real server, answered in words: a codec that turns outputs back, and codecs that are wrong."""
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 from tests.e2e import models
 from tests.e2e.conftest import JSON, Start, configuration, save
-from tests.e2e.harness import Server
+from tests.e2e.harness import Server, command
 
 
 def asked(texts: list[str], name: str = "text", **fields: Any) -> bytes:
@@ -130,3 +131,27 @@ def test_a_codec_that_does_not_do_what_it_says_never_becomes_ready(
     assert server.exit_code() == code
     (fatal,) = [event for event in server.events() if event["event"] == "fatal"]
     assert fatal["message"].startswith(message)
+
+
+def test_the_check_finds_a_codec_that_does_not_work(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(numbers(tmp_path, "Lacking")))
+
+    done = command("check", "--config", str(file))
+
+    assert done.returncode == 2
+    assert "model.codec tests.e2e.codecs:Lacking lacks encode, samples" in done.stdout + done.stderr
+
+
+def test_a_codec_that_hangs_keeps_no_server_from_leaving(start: Start, tmp_path: Path) -> None:
+    server = start(numbers(tmp_path, "Breaking"), drain_delay_s=0, drain_timeout_s=1)
+    server.wait()
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        body = asked(["hang"], "numbers")
+        connection.sendall(
+            f"POST /v2/models/tiny/infer HTTP/1.1\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+        )
+        assert server.infer("tiny", {"x": X})[0] == 200  # tensors go past it
+
+        server.signal()
+        assert server.exit_code(10) == 0

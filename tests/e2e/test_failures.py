@@ -1,5 +1,6 @@
 """What ends a start-up, what does not, and what is said about it: exit codes, messages, nothing left behind."""
 
+import contextlib
 import json
 import os
 import re
@@ -8,11 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -456,3 +459,31 @@ def test_a_build_that_needs_more_memory_than_it_may_is_told_and_its_output_is_ke
     assert str(kept) in server.text()
     assert kept.stat().st_size > 0
     assert kept.stat().st_mode & 0o077 == 0 or kept.parent.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_forward_that_hangs_keeps_no_server_from_leaving_and_what_waits_is_answered(
+    start: Start, tmp_path: Path, signals: int
+) -> None:
+    config = configuration("tiny", checkpoint(tmp_path / "weights"), tmp_path / "store", compile={"engine": "eager"})
+    config["model"]["factory"] = "tests.e2e.models:Hanging"
+    server = start(config, drain_delay_s=1 if signals == 1 else 60, drain_timeout_s=1)
+    server.wait()
+    answers: list[int] = []
+
+    def ask(value: float) -> None:
+        with contextlib.suppress(OSError):
+            answers.append(server.infer("tiny", {"x": np.full((1, 16), value, np.float32)})[0])
+
+    asking = [threading.Thread(target=ask, args=(value,)) for value in (12345.0, 0.0, 0.0)]
+    for one in asking:
+        one.start()
+        time.sleep(0.1)
+    for _ in range(signals):
+        server.signal()
+        time.sleep(0.2)
+    assert server.exit_code(10) == 0
+    for one in asking:
+        one.join(10)
+    assert all(answer in (500, 503) for answer in answers)
+    assert "Traceback" not in server.text()

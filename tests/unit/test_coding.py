@@ -4,7 +4,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 from app.buckets import FORWARD
 from app.codecs import as_array, chosen, declared
 from app.errors import SettingsError
+from app.lanes import Crew
 from app.paths import ModelPath
 from app.servable import Question, Rejected, TensorSpec
 from app.serving.coding import Coding
@@ -46,8 +46,7 @@ def coding(codec: Codec, threads: int = 1, **limits: Any) -> Coding:
     inner, _ = executor(Doubling(), **limits)
     loaded = declared(codec, "test:Codec", PATH)
     assert loaded.raw
-    pool = ThreadPoolExecutor(threads, "codec")
-    return Coding(inner, loaded, loaded.raw, pool, Serving(**limits), time.monotonic)
+    return Coding(inner, loaded, loaded.raw, Crew(threads, "codec"), Serving(**limits), time.monotonic)
 
 
 def texts(*given: str) -> Any:

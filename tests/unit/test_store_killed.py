@@ -13,6 +13,7 @@ from tests.unit.contender import CONTENT, IDENTITY, fill
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_a_process_killed_at_any_step_leaves_nothing_or_a_whole_artifact(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.unit.killed", str(tmp_path)],
