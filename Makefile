@@ -32,7 +32,7 @@ clients: .venv/ready $(KSERVE)/ready
 
 # The vectors of the example's sentences as sentence-transformers gives them, in an environment of its own.
 sentences: .venv/ready $(SENTENCES)/ready
-	$(SENTENCES)/bin/python examples/minilm_reference.py .venv/model examples/minilm_sentences.safetensors
+	$(SENTENCES)/bin/python tests/e2e/sentences_reference.py .venv/model tests/e2e/sentences.safetensors
 
 # Damaged checkpoints for as long as one likes: `make fuzz FUZZ_SECONDS=3600`; each run has files of its own.
 fuzz: .venv/ready

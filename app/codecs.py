@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from app.errors import SettingsError
+from app.errors import SettingsError, WarmupError
 from app.paths import ModelPath
-from app.servable import BYTES, DATATYPES, Array, TensorSpec
+from app.servable import BYTES, DATATYPES, Array, Rejected, TensorSpec
 from app.settings import Model
 
 Arrays = Mapping[str, Array]
@@ -30,8 +30,8 @@ class Codec(Protocol):
     def encode(self, inputs: Arrays) -> Arrays:
         """Return the model's input tensors for one request; raises ValueError, which the client is told."""
 
-    def samples(self) -> Sequence[tuple[Arrays, Arrays | None]]:
-        """Return inputs to warm up with, and for each the outputs that are right, where they are known."""
+    def samples(self) -> Sequence[Arrays]:
+        """Return inputs to warm up and to prove with; of the right outputs the model's own module is the source."""
 
 
 class DecodingCodec(Codec, Protocol):
@@ -50,11 +50,22 @@ class LoadedCodec:
     codec: Codec | None
     raw: ModelPath | None
 
+    def samples(self) -> tuple[Arrays, ...]:
+        """Return the codec's samples as a request would give them; raises WarmupError where there are none."""
+        if self.codec is None or self.raw is None:
+            return ()
+        if not (found := self.codec.samples()):
+            raise WarmupError("model.codec has no samples, so nothing of it can be proven")
+        return tuple(_sample(self.raw, given, case_name(number)) for number, given in enumerate(found))
+
     def encode(self, inputs: Arrays) -> Arrays:
-        """Return the model's tensors."""
+        """Return the model's tensors; what the codec cannot take is the client's mistake (Rejected, 400)."""
         if self.codec is None:
             raise TypeError("there is no codec")
-        return self.codec.encode(inputs)
+        try:
+            return self.codec.encode(inputs)
+        except ValueError as error:
+            raise Rejected(400, f"the codec cannot take the input: {error}") from error
 
     def decode(self, outputs: Arrays) -> Arrays:
         """Return the answer; raises TypeError where it is not what the codec declares."""
@@ -71,6 +82,11 @@ class LoadedCodec:
 
 
 NO_CODEC = LoadedCodec(None, None)
+
+
+def case_name(number: int) -> str:
+    """Name a sample, in what is told and among the right answers."""
+    return f"codec sample {number}"
 
 
 def load(model: Model, path: ModelPath) -> LoadedCodec:
@@ -120,6 +136,13 @@ def as_array(values: Any, spec: TensorSpec) -> Array:
     made: Array = np.empty(texts.shape, object)
     made.reshape(-1)[:] = [one.encode() if isinstance(one, str) else one for one in texts.reshape(-1)]
     return made
+
+
+def _sample(raw: ModelPath, given: Arrays, what: str) -> Arrays:
+    names = {spec.name for spec in raw.inputs}
+    if set(given) != names:
+        raise WarmupError(f"{what} gives {sorted(given)}, the codec's inputs are {sorted(names)}")
+    return {spec.name: as_array(given[spec.name], spec) for spec in raw.inputs}
 
 
 def _specs(rows: Any, what: str) -> tuple[TensorSpec, ...]:

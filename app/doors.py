@@ -24,12 +24,12 @@ class Door:
     @property
     def address(self) -> str:
         """Where clients of this machine find it."""
-        name = self.socket.getsockname()
-        if isinstance(name, str):
-            return f"unix:{name}"
-        host = _LOOPBACK.get(name[0], name[0])
+        found = reachable(self.socket)
+        if isinstance(found, str):
+            return f"unix:{found}"
+        host, port, *_ = found
         scheme = "https" if self.encrypted else "http"
-        return f"{scheme}://[{host}]:{name[1]}" if ":" in host else f"{scheme}://{host}:{name[1]}"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def open_doors(http: Http) -> list[Door]:

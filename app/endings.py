@@ -16,6 +16,7 @@ from app.errors import StallError, WarmgateError
 from app.logs import log
 from app.sidecar import Sidecar
 from app.stages.prove_answers import ProvenModel
+from app.stages.prove_codec import ProvenCodec
 from app.startup import settle
 from app.weights import ResidentWeights
 
@@ -26,9 +27,10 @@ TERMINATION_LOG_BYTES = 4096
 def after_ready(sidecar: Sidecar, proven: ProvenModel) -> None:
     """Keep what a later start can use; none of it is needed for serving."""
     code: Compiled | Uncompiled = sidecar.startup.values[Compiled | Uncompiled]
-    if isinstance(code, Compiled) and proven.to_keep:
+    to_keep = sidecar.startup.values[ProvenCodec].to_keep or proven.to_keep
+    if isinstance(code, Compiled) and to_keep:
         try:
-            golden.keep(code.artifact, sidecar.startup.values[ResidentWeights].fingerprint, proven.to_keep)
+            golden.keep(code.artifact, sidecar.startup.values[ResidentWeights].fingerprint, to_keep)
         except OSError as error:
             log.warning("the proven answers could not be kept; the next start proves again", error=error.strerror)
     write_report(sidecar)

@@ -35,10 +35,10 @@ from app.settings import Settings
 
 # What decides what is built and how it is bound; a test compares with what the child and the engines import.
 OWN_CODE = (
-    "__init__.py", "arrays.py", "artifacts", "buckets.py", "checkpoints", "child", "devices", "differences.py",
-    "dtypes.py", "engines", "environment.py", "errors.py", "identity.py", "keys.py", "numerics.py", "paths.py",
-    "plugins.py", "private.py", "progress.py", "samples.py", "sampling.py", "servable.py", "serving", "settings.py",
-    "units.py", "weights",
+    "__init__.py", "arrays.py", "artifacts", "buckets.py", "checkpoints", "child", "codecs.py", "devices",
+    "differences.py", "dtypes.py", "engines", "environment.py", "errors.py", "identity.py", "keys.py", "numerics.py",
+    "paths.py", "plugins.py", "private.py", "progress.py", "samples.py", "sampling.py", "servable.py", "serving",
+    "settings.py", "units.py", "weights",
 )  # fmt: skip
 
 

@@ -1,9 +1,10 @@
-"""Compute the eager reference: the module itself, on the real weights, for the sample inputs of every bucket."""
+"""Compute the eager reference: the module itself, on the real weights, for the samples of every bucket and codec."""
 
 from typing import Any, get_args
 
 import torch
 
+from app import codecs
 from app.artifacts import golden
 from app.buckets import Route
 from app.checkpoints import Checkpoint, open_checkpoint
@@ -11,6 +12,7 @@ from app.child import Resident, Work
 from app.engines.eager import EagerEngine
 from app.errors import CheckpointError, WarmupError
 from app.sampling import sampler
+from app.serving.encoding import encoded_sample
 from app.serving.forward import Forward
 from app.settings import Settings
 from app.weights.install import install
@@ -37,6 +39,11 @@ def work(given: Work) -> dict[str, Any]:
         inputs = sample(bucket)
         answers[golden.case(bucket.name, inputs)] = forward(inputs, Route.exactly(bucket))
         engine.restore_buffers()  # each answer is that of a module which nobody has asked before
+    loaded = codecs.load(settings.model, settings.model_paths[0])
+    for number, raw in enumerate(loaded.samples()):
+        tensors, route = encoded_sample(forward, loaded, raw, number)
+        answers[golden.case(codecs.case_name(number), tensors)] = forward(tensors, route)
+        engine.restore_buffers()
     golden.write(given.directory / golden.FILE, answers)
     tell()
     return {"cases": len(answers)}

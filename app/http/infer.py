@@ -103,11 +103,7 @@ async def infer(inferences: Inferences, scope: Scope, receive: Receive, asked: A
         return (await _answer(inferences, scope, receive, asked)).response
     began, observer = inferences.clock(), inferences.observer
     observer.received()
-    try:
-        found = await _answer(inferences, scope, receive, asked)
-    except BaseException:  # cancelled by a server that leaves
-        observer.ended(500, None, inferences.clock() - began, None)
-        raise
+    found = await _answer(inferences, scope, receive, asked)
     observer.ended(found.response.status_code, found.reason, inferences.clock() - began, found.spent)
     return found.response
 
@@ -131,6 +127,9 @@ async def _try(inferences: Inferences, incoming: Incoming, asked: Asked | None) 
         return await _run(inferences, incoming, asked)
     except Rejected as rejected:
         return _Answered(as_error(rejected), rejected.reason)
+    except asyncio.CancelledError:  # by a server that leaves and waits no longer; the answer still goes out
+        told = "the server is shutting down and has not come to this request in time"
+        return _Answered(as_error(Rejected(503, told, "draining")), "draining")
     except Exception as error:  # noqa: BLE001 - it is answered, and told by kind and place
         # Kind and place only, here and in the log: the message of an exception may hold what was asked.
         log.error("inference failed", request_id=incoming.id, error=type(error).__name__, frames=frames(error))

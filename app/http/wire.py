@@ -10,19 +10,11 @@ from app.buckets import FORWARD
 from app.codecs import chosen
 from app.http import tensors
 from app.http.compression import inflate
+from app.http.parameters import Parameters, flag, is_count, parameters_of, timeout_s
 from app.paths import ModelPath
 from app.servable import BYTES, DATATYPES, Array, Rejected, TensorSpec
 
 JSON_BYTES = "Inference-Header-Content-Length"
-
-# Parameters of extensions that change the answer's meaning: to ignore them would be a wrong answer.
-_UNSERVED: Mapping[str, str] = {
-    "shared_memory_region": "shared memory is not supported; send and take the values themselves",
-    "classification": "classification is not supported; take the values themselves",
-    "sequence_id": "sequences are not supported; every request stands alone",
-}
-
-Parameters = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +73,15 @@ def decode(head: Head, body: bytes, paths: Sequence[ModelPath], limit: int, raw:
         raise Rejected(400, f"the body is not JSON: {error}") from error
     if not isinstance(request, dict) or not isinstance(request.get("inputs"), list):
         raise Rejected(400, 'the body must be an object with "inputs": [{"name", "shape", "datatype", "data"}, …]')
-    parameters = _parameters("the request", request)
+    parameters = parameters_of("the request", request)
     path = _path(parameters, paths)
     arrays = _arrays(request["inputs"], memoryview(body)[size:])
     path = chosen(path, raw, arrays)
     identifier = request.get("id")
     if identifier is not None and not isinstance(identifier, str):
         raise Rejected(400, '"id" must be a string')
-    wanted = _wanted(request.get("outputs"), path.outputs, _flag("the request", parameters, "binary_data_output"))
-    return Ask(path.name, arrays, wanted, identifier, _timeout_s(parameters))
+    wanted = _wanted(request.get("outputs"), path.outputs, flag("the request", parameters, "binary_data_output"))
+    return Ask(path.name, arrays, wanted, identifier, timeout_s(parameters))
 
 
 def encode(model: str, version: str, ask: Ask, outputs: Mapping[str, Array]) -> Encoded:
@@ -162,7 +154,7 @@ def _arrays(rows: Sequence[Any], behind: memoryview) -> dict[str, Array]:
         name = row["name"]
         if name in arrays:
             raise Rejected(400, f"input {name} is given twice")
-        parameters = _parameters(f"input {name}", row)
+        parameters = parameters_of(f"input {name}", row)
         datatype, shape, size = _datatype(name, row), _shape(name, row), _raw_bytes(name, row, parameters)
         if size is None:
             arrays[name] = tensors.from_json(name, row["data"], datatype, shape)
@@ -185,14 +177,9 @@ def _datatype(name: str, row: Mapping[str, Any]) -> str:
 
 def _shape(name: str, row: Mapping[str, Any]) -> list[int]:
     found = row.get("shape")
-    if not isinstance(found, list) or not all(_is_count(size) for size in found):
+    if not isinstance(found, list) or not all(is_count(size) for size in found):
         raise Rejected(400, f"input {name}: shape must be a list of whole numbers, got {found!r}")
     return [int(size) for size in found]
-
-
-def _is_count(value: Any) -> bool:
-    """A whole number that is not negative; some languages write 3 as 3.0; a boolean is a number for Python alone."""
-    return type(value) in (int, float) and value >= 0 and float(value).is_integer()
 
 
 def _raw_bytes(name: str, row: Mapping[str, Any], parameters: Parameters) -> int | None:
@@ -201,7 +188,7 @@ def _raw_bytes(name: str, row: Mapping[str, Any], parameters: Parameters) -> int
     if (size is None) == (row.get("data") is None):
         given = "both data and binary_data_size" if size is not None else "data is missing"
         raise Rejected(400, f"input {name}: {given}; give one of data and binary_data_size")
-    if size is not None and not _is_count(size):
+    if size is not None and not is_count(size):
         raise Rejected(400, f"input {name}: binary_data_size must be a whole number, got {size!r}")
     return None if size is None else int(size)
 
@@ -212,37 +199,6 @@ def _path(parameters: Parameters, paths: Sequence[ModelPath]) -> ModelPath:
     found = next((path for path in paths if path.name == name), None)
     if found is None:
         raise Rejected(400, f"unknown path {name!r}; the model has {', '.join(path.name for path in paths)}")
-    return found
-
-
-def _timeout_s(parameters: Parameters) -> float | None:
-    """Return the parameter `timeout`, which clients give in microseconds; 0 means none of their own."""
-    asked = parameters.get("timeout")
-    if asked is None:
-        return None
-    if not _is_count(asked):
-        raise Rejected(400, f"the parameter timeout must be whole microseconds, got {asked!r}")
-    return asked / 1e6 or None
-
-
-def _parameters(owner: str, row: Mapping[str, Any]) -> Parameters:
-    found = row.get("parameters")
-    if found is None:
-        return {}
-    if not isinstance(found, dict):
-        raise Rejected(400, f"{owner}: parameters must be an object")
-    for name, why in _UNSERVED.items():
-        if found.get(name):
-            raise Rejected(501, f"{owner}: {why}")
-    return found
-
-
-def _flag(owner: str, parameters: Parameters, name: str, otherwise: bool = False) -> bool:
-    found = parameters.get(name)
-    if found is None:
-        return otherwise
-    if not isinstance(found, bool):
-        raise Rejected(400, f"{owner}: {name} must be true or false, got {found!r}")
     return found
 
 
@@ -257,5 +213,5 @@ def _wanted(asked: Any, outputs: Sequence[TensorSpec], raw: bool) -> tuple[Wante
         if not isinstance(row, dict) or not isinstance(name, str) or name not in known:
             raise Rejected(400, f"unknown output {name!r}; the model gives {', '.join(known)}")
         owner = f"output {name}"
-        found.append(Wanted(known[name], _flag(owner, _parameters(owner, row), "binary_data", raw)))
+        found.append(Wanted(known[name], flag(owner, parameters_of(owner, row), "binary_data", raw)))
     return tuple(found)

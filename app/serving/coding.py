@@ -52,7 +52,7 @@ class Coding:
 
         def encode() -> Arrays:
             in_time()  # it may have waited for a thread
-            return encoded(self.loaded, question.arrays)
+            return self.loaded.encode(question.arrays)
 
         arrays = await self.crew.run(encode)
         encode_s = self.clock() - began
@@ -60,11 +60,3 @@ class Coding:
         began_again = self.clock()
         outputs = await self.crew.run(lambda: self.loaded.decode(answer.outputs))
         return replace(answer, outputs=outputs, codec_s=encode_s + self.clock() - began_again)
-
-
-def encoded(loaded: LoadedCodec, arrays: Arrays) -> Arrays:
-    """Return the model's tensors; what the codec cannot take is the client's mistake (Rejected, 400)."""
-    try:
-        return loaded.encode(arrays)
-    except ValueError as error:
-        raise Rejected(400, f"the codec cannot take the input: {error}") from error

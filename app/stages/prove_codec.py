@@ -1,73 +1,101 @@
-"""Run the codec's own samples through codec and model, and compare with what their author says is right."""
+"""Run the codec's own samples through codec and model, and compare with what the module answers to their tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from app.buckets import Route
-from app.codecs import LoadedCodec, as_array
+import numpy as np
+
+from app.artifacts import golden
+from app.codecs import Arrays, LoadedCodec, case_name
+from app.devices import AcquiredDevice
 from app.errors import WarmupError
 from app.graph import Lane, Skipped, stage
-from app.paths import ModelPath
 from app.progress import Progress
-from app.servable import Array, Rejected
-from app.serving.coding import encoded
-from app.serving.forward import Forward, measure
-from app.settings import Settings
+from app.serving.encoding import encoded_sample
+from app.serving.forward import Forward
+from app.settings import Settings, Tolerance
+from app.stages.compute_reference import Reference, from_child
 from app.stages.prove_answers import ProvenModel, compare
-
-Arrays = Mapping[str, Array]
-TIMES = 2
+from app.traces import Traces
+from app.weights import ResidentWeights
 
 
 @dataclass(frozen=True, slots=True)
 class ProvenCodec:
-    """A codec that has answered all of its samples; the first of them as a request would give it, None without one."""
+    """A codec that has answered all of its samples; the first of them as a request would give it, None without one.
+
+    `to_keep`: right answers by case that are not recorded beside the artifact yet.
+    """
 
     sample: Arrays | None
+    to_keep: Mapping[str, Arrays]
 
 
 @stage(Lane.DEVICE)
 def prove_codec(
-    settings: Settings, loaded: LoadedCodec, proven: ProvenModel, progress: Progress
+    settings: Settings,
+    loaded: LoadedCodec,
+    proven: ProvenModel,
+    reference: Reference,
+    resident: ResidentWeights,
+    device: AcquiredDevice,
+    progress: Progress,
 ) -> ProvenCodec | Skipped[ProvenCodec]:
     """Give the codec that may be served; raises WarmupError naming sample, output and difference.
 
-    The model's answers to tensors are proven already. Here the codec answers twice, the same both times, and as its
-    samples say where they say it.
+    It codes the same twice, and the model's answers to its tensors are the module's. A record that lacks them is of
+    another codec; one that disagrees may be damaged: then the module is asked.
     """
-    if loaded.codec is None or loaded.raw is None:
-        return Skipped(ProvenCodec(None), "model.codec is not set")
-    samples = loaded.codec.samples()
-    if not samples:
-        raise WarmupError(f"model.codec {settings.model.codec} has no samples, so nothing of it can be proven")
+    if loaded.codec is None:
+        return Skipped(ProvenCodec(None, {}), "model.codec is not set")
+    samples = loaded.samples()
     progress.expect(len(samples), "samples")
-    known = 0
-    for number, (given, expected) in enumerate(samples):
-        inputs = _arrays(loaded.raw, given, f"sample {number}")
-        answers = [_answer(proven.forward, loaded, inputs, number) for _ in range(TIMES)]
-        right = answers[0] if expected is None else expected
-        known += expected is not None
-        for answer in answers:
-            difference = compare(answer, right, settings.warmup.tolerance)
-            if not difference.holds:
-                raise WarmupError(f"model.codec {settings.model.codec}, sample {number}: {difference.why}")
-        progress.advance()
-    progress.say(f"{len(samples)} samples, {known} of them with answers that are known to be right")
-    return ProvenCodec(_arrays(loaded.raw, samples[0][0], "sample 0"))
-
-
-def _arrays(raw: ModelPath, given: Arrays, what: str) -> Arrays:
-    names = {spec.name for spec in raw.inputs}
-    if set(given) != names:
-        raise WarmupError(f"{what} of the codec gives {sorted(given)}, its inputs are {sorted(names)}")
-    return {spec.name: as_array(given[spec.name], spec) for spec in raw.inputs}
-
-
-def _answer(forward: Forward, loaded: LoadedCodec, inputs: Arrays, number: int) -> Arrays:
+    traces = Traces.take()
+    right = proven.to_keep or reference.cases
+    asked: Mapping[str, Arrays] = {}
     try:
-        tensors = encoded(loaded, inputs)
-        path = next(iter(forward.paths.values()))
-        route: Route = forward.route(path.name, measure(path.inputs, tensors))
-    except Rejected as rejected:
-        raise WarmupError(f"sample {number} of the codec is refused: {rejected}") from rejected
-    return loaded.decode(forward(tensors, route))
+        _prove(proven.forward, loaded, right if reference.kind != "none" else None, settings.warmup.tolerance, progress)
+    except _UnprovenError as error:
+        resident.check_unchanged()
+        if reference.kind != "golden" or proven.to_keep:
+            raise
+        asked = from_child(settings, resident, device.device.threads, progress)
+        progress.say(f"the module was asked: the record does not hold: {error}")
+        _prove(proven.forward, loaded, asked, settings.warmup.tolerance, progress)
+    traces.restore()
+    return ProvenCodec(samples[0], asked)
+
+
+class _UnprovenError(WarmupError):
+    """An answer is not the one that is recorded."""
+
+
+def _prove(
+    forward: Forward,
+    loaded: LoadedCodec,
+    right: Mapping[str, Arrays] | None,
+    tolerance: Tolerance,
+    progress: Progress,
+) -> None:
+    """Prove every sample; `right`: answers by case, None where the module itself serves and can only repeat itself."""
+    for number, raw in enumerate(loaded.samples()):
+        name = case_name(number)
+        tensors, route = encoded_sample(forward, loaded, raw, number)
+        again, _ = encoded_sample(forward, loaded, raw, number)
+        _same_twice(tensors, again, f"{name}: encode gives")
+        outputs = forward(tensors, route)
+        forward.engine.restore_buffers()
+        expected = forward(tensors, route) if right is None else right.get(golden.case(name, tensors))
+        forward.engine.restore_buffers()
+        difference = compare(outputs, expected, tolerance)
+        if not difference.holds:
+            raise _UnprovenError(f"{name}: {difference.why}")
+        _same_twice(loaded.decode(outputs), loaded.decode(outputs), f"{name}: decode gives")
+        progress.advance()
+
+
+def _same_twice(one: Arrays, other: Arrays, what: str) -> None:
+    for name, array in one.items():
+        again = other.get(name)
+        if again is None or not np.array_equal(array, again, equal_nan=array.dtype.kind == "f"):
+            raise WarmupError(f"{what} {name} otherwise the second time; answers would depend on who asked before")

@@ -31,19 +31,29 @@ class Numbers:
         labels[:] = [self._labels[one] for one in best]
         return {"label": labels, "score": outputs["y"].max(axis=1)}
 
-    def samples(self) -> Sequence[tuple[Arrays, Arrays | None]]:
-        return [({"numbers": ["0 " * 16]}, None)]
+    def samples(self) -> Sequence[Arrays]:
+        return [{"numbers": ["0.5 " * 16]}, {"numbers": ["1 " * 16, "2 " * 16]}]
 
 
-class Wrong(Numbers):
-    """Says of its sample what is not so."""
+class Elsewhere(Numbers):
+    """Has other samples than it had before."""
 
-    def samples(self) -> Sequence[tuple[Arrays, Arrays | None]]:
-        return [({"numbers": ["0 " * 16]}, {"label": np.array([b"up"], object), "score": np.zeros(1, np.float32)})]
+    def samples(self) -> Sequence[Arrays]:
+        return [{"numbers": ["3 " * 16]}]
+
+
+class Moody(Numbers):
+    """Decodes otherwise each time."""
+
+    calls = 0
+
+    def decode(self, outputs: Arrays) -> Arrays:
+        Moody.calls += 1
+        return {**super().decode(outputs), "score": outputs["y"].max(axis=1) + Moody.calls}
 
 
 class Fickle(Numbers):
-    """Answers otherwise each time."""
+    """Encodes otherwise each time."""
 
     calls = 0
 
@@ -62,8 +72,15 @@ class Short(Numbers):
 class Silent(Numbers):
     """Has nothing to prove."""
 
-    def samples(self) -> Sequence[tuple[Arrays, Arrays | None]]:
+    def samples(self) -> Sequence[Arrays]:
         return []
+
+
+class Misnamed(Numbers):
+    """Has a sample of something else."""
+
+    def samples(self) -> Sequence[Arrays]:
+        return [{"text": ["1"]}]
 
 
 class Lacking:

@@ -114,10 +114,11 @@ def test_the_time_of_a_codec_stands_in_the_metrics(server: Server) -> None:
 @pytest.mark.parametrize(
     ("codec", "kwargs", "code", "message"),
     [
-        ("Wrong", {}, 6, "model.codec tests.e2e.codecs:Wrong, sample 0: output label differs from the reference"),
-        ("Fickle", {}, 6, "model.codec tests.e2e.codecs:Fickle, sample 0: output score differs from the reference"),
-        ("Short", {}, 6, "sample 0 of the codec is refused: input x has shape [1, 3], expected ['batch', 16]"),
-        ("Silent", {}, 6, "model.codec tests.e2e.codecs:Silent has no samples, so nothing of it can be proven"),
+        ("Fickle", {}, 6, "codec sample 0: encode gives x otherwise the second time"),
+        ("Moody", {}, 6, "codec sample 0: decode gives score otherwise the second time"),
+        ("Short", {}, 6, "codec sample 0 is refused: input x has shape [1, 3], expected ['batch', 16]"),
+        ("Silent", {}, 6, "model.codec has no samples, so nothing of it can be proven"),
+        ("Misnamed", {}, 6, "codec sample 0 gives ['text'], the codec's inputs are ['numbers']"),
         ("Lacking", {}, 2, "model.codec tests.e2e.codecs:Lacking lacks encode, samples"),
         ("Missing", {}, 2, "model.codec = 'tests.e2e.codecs:Missing' cannot be imported"),
         ("Numbers", {"labels": 5}, 2, "model.codec tests.e2e.codecs:Numbers raised TypeError: "),
@@ -131,6 +132,25 @@ def test_a_codec_that_does_not_do_what_it_says_never_becomes_ready(
     assert server.exit_code() == code
     (fatal,) = [event for event in server.events() if event["event"] == "fatal"]
     assert fatal["message"].startswith(message)
+
+
+@pytest.mark.slow
+def test_answers_to_a_codecs_samples_are_the_modules_and_recorded_beside_the_code(start: Start, tmp_path: Path) -> None:
+    config = numbers(tmp_path)
+    config["compile"]["engine"] = "aot"
+
+    def proven(codec: str) -> tuple[str, bool]:
+        config["model"]["codec"] = f"tests.e2e.codecs:{codec}"
+        server = start(config)
+        server.wait()
+        stages = {stage["name"]: stage for stage in server.status()["stages"]}
+        server.stop()  # what is to be kept is kept before it leaves
+        return stages["compute-reference"]["state"], "the record does not hold" in stages["prove-codec"]["detail"]
+
+    assert proven("Numbers") == ("done", False)
+    assert proven("Numbers") == ("skipped", False)
+    assert proven("Elsewhere") == ("skipped", True)  # its samples are not in the record
+    assert proven("Elsewhere") == ("skipped", False)
 
 
 def test_the_check_finds_a_codec_that_does_not_work(tmp_path: Path) -> None:

@@ -165,7 +165,9 @@ def test_the_graph_of_this_program_has_these_edges() -> None:
         "bind-engine": {"install-weights", "build-artifact"},
         "warm-buckets": {"bind-engine", "read-weights"},
         "prove-answers": {"warm-buckets", "compute-reference", "acquire-device", "read-weights"},
-        "rehearse-requests": {"prove-answers", "warm-buckets"},
+        "load-codec": set(),
+        "prove-codec": {"load-codec", "prove-answers", "compute-reference", "read-weights", "acquire-device"},
+        "rehearse-requests": {"prove-answers", "prove-codec", "warm-buckets"},
     }
 
 
@@ -180,6 +182,7 @@ def test_everything_that_uses_the_device_runs_on_the_device_lane() -> None:
         "bind-engine",
         "warm-buckets",
         "prove-answers",
+        "prove-codec",
     }
 
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from app.artifacts.seal import seal
 from app.artifacts.store import Store
 from tests.unit.contender import CONTENT, IDENTITY, fill

@@ -1,4 +1,4 @@
-"""The vectors of the example's sentences as sentence-transformers gives them: `python minilm_reference.py MODEL OUT`.
+"""The vectors of the example's sentences as sentence-transformers gives them: `python …_reference.py MODEL OUT`.
 
 Run in an environment of its own (`make sentences`): it brings libraries that nothing here needs.
 """
@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from sentence_transformers import SentenceTransformer
 
-SENTENCES = Path(__file__).with_name("minilm_sentences.json")
+SENTENCES = Path(__file__).with_name("sentences.json")
 
 
 def main(model: str, out: str) -> None:
