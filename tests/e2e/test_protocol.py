@@ -29,6 +29,8 @@ CHECKS = [
     "bind-engine",
     "warm-buckets",
     "prove-answers",
+    "load-codec",
+    "prove-codec",
     "rehearse-requests",
     "engine",
     "device",
